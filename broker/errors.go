@@ -1,0 +1,68 @@
+package broker
+
+import (
+	"context"
+	"errors"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/streamstore"
+)
+
+// storeErrors maps the errors of the store, and of contexts, to what clients are told. The first match wins. An error
+// that a retry may cure must map to a code that clients retry.
+var storeErrors = []struct {
+	err   error
+	kafka *kafkaproto.Error
+}{
+	{streamstore.ErrNoStream, kafkaproto.ErrUnknownTopicOrPartition},
+	{streamstore.ErrStreamExists, kafkaproto.ErrTopicAlreadyExists},
+	{streamstore.ErrInvalidName, kafkaproto.ErrInvalidTopic},
+	{streamstore.ErrInvalidSettings, kafkaproto.ErrInvalidConfig},
+	{streamstore.ErrOffsetOutOfRange, kafkaproto.ErrOffsetOutOfRange},
+	{streamstore.ErrBatchTooLarge, kafkaproto.ErrMessageTooLarge},
+	{streamstore.ErrInvalidBatch, kafkaproto.ErrInvalidRecord},
+	{streamstore.ErrCorrupt, kafkaproto.ErrKafkaStorageError},
+	{streamstore.ErrOutOfOrderSequence, kafkaproto.ErrOutOfOrderSequenceNumber},
+	{streamstore.ErrInvalidProducerEpoch, kafkaproto.ErrInvalidProducerEpoch},
+	// Nothing was appended: the writer waits and tries again.
+	{streamstore.ErrBackpressure, kafkaproto.ErrNotEnoughReplicas.WithMessage("the object store is behind; nothing was written, try again")},
+	// Another broker owns the data now. This code makes clients refresh their metadata, which finds it.
+	{streamstore.ErrFenced, kafkaproto.ErrNotLeaderOrFollower.WithMessage("another broker has taken over this store")},
+	{streamstore.ErrFailed, kafkaproto.ErrKafkaStorageError.WithMessage("the store has failed and takes no writes until the broker is restarted")},
+	{streamstore.ErrClosed, kafkaproto.ErrNotLeaderOrFollower.WithMessage("the broker is shutting down")},
+	// The change may be made all the same: nobody waited for the answer.
+	{context.DeadlineExceeded, kafkaproto.ErrRequestTimedOut},
+	{context.Canceled, kafkaproto.ErrRequestTimedOut},
+}
+
+// storeError translates an error of the store for clients. Nil stays nil. A Kafka error is passed through, and an error
+// that the table does not know is UNKNOWN_SERVER_ERROR with its text. For some sentinels the text of the error says
+// more than Kafka's description; those keep it.
+func storeError(err error) *kafkaproto.Error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*kafkaproto.Error](err); ok {
+		return e
+	}
+	for _, m := range storeErrors {
+		if !errors.Is(err, m.err) {
+			continue
+		}
+		if m.err == streamstore.ErrInvalidName || m.err == streamstore.ErrInvalidSettings {
+			return m.kafka.WithMessage("%v", err)
+		}
+		return m.kafka
+	}
+	return kafkaproto.ErrUnknownServerError.WithMessage("%v", err)
+}
+
+// errorFields returns e as responses carry it: the code, and the message or null. Nil is success.
+func errorFields(e *kafkaproto.Error) (code int16, message *string) {
+	if e == nil {
+		return 0, nil
+	}
+	return e.Code, kmsg.StringPtr(e.Message)
+}
