@@ -26,7 +26,7 @@ const (
 	staleTemp = time.Hour
 )
 
-// filesystem keeps objects as files below a folder.
+// fsBucket keeps objects as files below a folder.
 //
 // An object comes into being by link(2) of a complete, synced temporary file, which
 // is atomic and fails when the name is taken; rename(2) would replace the object,
@@ -36,7 +36,7 @@ const (
 //
 // Requests to a local file system cannot be interrupted; contexts are looked at
 // before each.
-type filesystem struct {
+type fsBucket struct {
 	root string
 	// durable holds the directories whose entries in all their parents are synced.
 	durable sync.Map
@@ -50,8 +50,8 @@ type filesystem struct {
 }
 
 // openFilesystem returns the bucket in the folder root, made if missing.
-func openFilesystem(root string, log *zap.Logger) (*filesystem, error) {
-	f := &filesystem{root: filepath.Clean(root), write: writeAll, fsync: (*os.File).Sync}
+func openFilesystem(root string, log *zap.Logger) (*fsBucket, error) {
+	f := &fsBucket{root: filepath.Clean(root), write: writeAll, fsync: (*os.File).Sync}
 	if err := f.ensureDir(filepath.Join(f.root, tempDir)); err != nil {
 		return nil, fmt.Errorf("open bucket folder (set --bucket to one that can be written): %w", err)
 	}
@@ -67,7 +67,7 @@ func writeAll(f *os.File, data []byte) error {
 }
 
 // removeStale removes the temporary files of writers that died.
-func (f *filesystem) removeStale(log *zap.Logger) error {
+func (f *fsBucket) removeStale(log *zap.Logger) error {
 	dir := filepath.Join(f.root, tempDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -93,7 +93,7 @@ func (f *filesystem) removeStale(log *zap.Logger) error {
 }
 
 // path is the file of an object.
-func (f *filesystem) path(name string) (string, error) {
+func (f *fsBucket) path(name string) (string, error) {
 	if err := CheckName(name); err != nil {
 		return "", err
 	}
@@ -103,7 +103,7 @@ func (f *filesystem) path(name string) (string, error) {
 	return filepath.Join(f.root, filepath.FromSlash(name)), nil
 }
 
-func (f *filesystem) Create(ctx context.Context, name string, data []byte) error {
+func (f *fsBucket) Create(ctx context.Context, name string, data []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (f *filesystem) Create(ctx context.Context, name string, data []byte) error
 	return fileError(err)
 }
 
-func (f *filesystem) createFile(path string, data []byte) error {
+func (f *fsBucket) createFile(path string, data []byte) error {
 	temp, err := f.writeTemp(data)
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ func (f *filesystem) createFile(path string, data []byte) error {
 	return f.publish(temp, path)
 }
 
-func (f *filesystem) usable() error {
+func (f *fsBucket) usable() error {
 	if broken := f.broken.Load(); broken != nil {
 		return fmt.Errorf("%w: no writes after a failed sync, check the disk and restart: %w", ErrRejected, *broken)
 	}
@@ -142,7 +142,7 @@ func (f *filesystem) usable() error {
 }
 
 // writeTemp writes a complete and synced temporary file.
-func (f *filesystem) writeTemp(data []byte) (name string, err error) {
+func (f *fsBucket) writeTemp(data []byte) (name string, err error) {
 	dir := filepath.Join(f.root, tempDir)
 	if err := f.ensureDir(dir); err != nil {
 		return "", err
@@ -168,7 +168,7 @@ func (f *filesystem) writeTemp(data []byte) (name string, err error) {
 }
 
 // publish gives the temporary file its name.
-func (f *filesystem) publish(temp, path string) error {
+func (f *fsBucket) publish(temp, path string) error {
 	dir := filepath.Dir(path)
 	if err := f.ensureDir(dir); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (f *filesystem) publish(temp, path string) error {
 // exists is the answer to a create of a name that is taken. Its writer may have died,
 // or may be, between link and sync; the answer says that the object is durable, so
 // it must be made so. Data is synced before it gets a name.
-func (f *filesystem) exists(path string) error {
+func (f *fsBucket) exists(path string) error {
 	dir := filepath.Dir(path)
 	if err := f.ensureDir(dir); err != nil {
 		return fileError(err)
@@ -200,7 +200,7 @@ func (f *filesystem) exists(path string) error {
 }
 
 // syncDir makes the entries of dir durable, or the bucket unusable.
-func (f *filesystem) syncDir(dir string) error {
+func (f *fsBucket) syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
@@ -215,7 +215,7 @@ func (f *filesystem) syncDir(dir string) error {
 
 // ensureDir makes dir and its parents, and syncs the entry of each. From the root
 // down it syncs also what exists: who made it may not have come to the sync.
-func (f *filesystem) ensureDir(dir string) error {
+func (f *fsBucket) ensureDir(dir string) error {
 	if _, ok := f.durable.Load(dir); ok {
 		return nil
 	}
@@ -240,7 +240,7 @@ func (f *filesystem) ensureDir(dir string) error {
 }
 
 // open opens the file of an object and returns its size.
-func (f *filesystem) open(ctx context.Context, name string) (*os.File, int64, error) {
+func (f *fsBucket) open(ctx context.Context, name string) (*os.File, int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
@@ -266,7 +266,7 @@ func (f *filesystem) open(ctx context.Context, name string) (*os.File, int64, er
 	return file, info.Size(), nil
 }
 
-func (f *filesystem) Get(ctx context.Context, name string) ([]byte, error) {
+func (f *fsBucket) Get(ctx context.Context, name string) ([]byte, error) {
 	file, size, err := f.open(ctx, name)
 	if err != nil {
 		return nil, err
@@ -275,7 +275,7 @@ func (f *filesystem) Get(ctx context.Context, name string) ([]byte, error) {
 	return readObject(file, size)
 }
 
-func (f *filesystem) GetRange(ctx context.Context, name string, off, length int64) ([]byte, error) {
+func (f *fsBucket) GetRange(ctx context.Context, name string, off, length int64) ([]byte, error) {
 	file, size, err := f.open(ctx, name)
 	if err != nil {
 		return nil, err
@@ -294,7 +294,7 @@ func (f *filesystem) GetRange(ctx context.Context, name string, off, length int6
 	return data, nil
 }
 
-func (f *filesystem) List(ctx context.Context, dir, after string, fn func(ObjectInfo) error) error {
+func (f *fsBucket) List(ctx context.Context, dir, after string, fn func(ObjectInfo) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -336,7 +336,7 @@ func (f *filesystem) List(ctx context.Context, dir, after string, fn func(Object
 
 // Delete leaves folders where they are: removing an empty one would race with a
 // create in it.
-func (f *filesystem) Delete(ctx context.Context, name string) error {
+func (f *fsBucket) Delete(ctx context.Context, name string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -357,9 +357,9 @@ func (f *filesystem) Delete(ctx context.Context, name string) error {
 	return fileError(err)
 }
 
-func (f *filesystem) Location() string { return "file://" + f.root }
-func (f *filesystem) Local() bool      { return true }
-func (f *filesystem) Close() error     { return nil }
+func (f *fsBucket) Location() string { return "file://" + f.root }
+func (f *fsBucket) Local() bool      { return true }
+func (f *fsBucket) Close() error     { return nil }
 
 // isAbsent reports whether err of an open or remove says that there is no such object.
 func isAbsent(err error) bool {

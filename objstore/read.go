@@ -6,14 +6,22 @@ import (
 	"io"
 )
 
-// preallocate bounds what is allocated on the mere word of a server, in bytes.
-const preallocate = 1 << 20
+const (
+	// firstRead is what is allocated for an object of unknown size, in bytes.
+	firstRead = 32 << 10
+	// preallocate bounds what is allocated on the mere word of a store, in bytes.
+	preallocate = 1 << 20
+)
 
-// readObject reads r to its end. size is the length that the store announced, or
-// negative when it announced none; memory grows with the bytes that arrive. An object
-// that does not have the announced size is an error.
+// readObject reads r to its end. size is its length if known, else -1; memory grows with the bytes that arrive. An object
+// of another size is an error. HTTP clients check announced lengths themselves.
 func readObject(r io.Reader, size int64) ([]byte, error) {
-	data := make([]byte, 0, max(512, min(size+1, preallocate)))
+	// One byte more than the size, so that the end is seen without growing.
+	first := min(size+1, preallocate)
+	if size < 0 {
+		first = firstRead
+	}
+	data := make([]byte, 0, first)
 	for {
 		if len(data) == cap(data) {
 			data = append(data, 0)[:len(data)]
