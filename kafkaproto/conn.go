@@ -1,0 +1,563 @@
+package kafkaproto
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/zap"
+)
+
+// closing is why a connection ends. The first one reported counts.
+type closing struct {
+	reason closeReason
+	err    error
+	stack  []byte // of a panic
+}
+
+// conn is one client connection: a goroutine that reads requests and starts them, and
+// one that finishes them and writes the responses. The queue between them keeps the
+// order.
+type conn struct {
+	srv  *Server
+	nc   net.Conn
+	host string
+	fr   frameReader
+	info *ConnInfo // of the reading goroutine; replaced, never changed
+
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	queue    chan *pending
+	inFlight chan struct{} // holds one token per unanswered request
+	lastSent atomic.Int64  // when the last response was written, Unix nanoseconds
+
+	mu struct {
+		sync.Mutex
+		cause    *closing
+		stopped  bool // no further request is read
+		draining chan struct{}
+		linger   *time.Timer
+	}
+
+	clientID string // last seen, for the log line; of the reading goroutine
+	served   int    // of the reading goroutine
+}
+
+// pending is a request on its way through a connection.
+type pending struct {
+	key, version  int16
+	correlationID int32
+	reply         Reply // nil: no response
+	receivedAt    time.Time
+
+	frame, decoded lease
+}
+
+func (p *pending) release() {
+	p.frame.release()
+	p.decoded.release()
+}
+
+func newConn(s *Server, nc net.Conn, id uint64) *conn {
+	c := &conn{
+		srv:      s,
+		nc:       nc,
+		host:     hostOf(nc.RemoteAddr()),
+		queue:    make(chan *pending, s.opts.MaxInFlight),
+		inFlight: make(chan struct{}, s.opts.MaxInFlight),
+	}
+	c.mu.draining = make(chan struct{})
+	c.info = &ConnInfo{ID: id, Remote: nc.RemoteAddr(), Local: nc.LocalAddr(), draining: c.mu.draining}
+	c.ctx, c.cancel = context.WithCancel(s.ctx)
+	c.fr = frameReader{
+		br:              bufio.NewReaderSize(nc, readBufferBytes),
+		versions:        s.opts.Versions,
+		maxBytes:        s.opts.MaxFrameBytes,
+		maxControlBytes: s.maxControlBytes,
+		setDeadline:     c.setReadDeadline,
+		timeout:         s.opts.FrameTimeout,
+		first:           true,
+	}
+	return c
+}
+
+// serve runs the connection to its end.
+func (c *conn) serve() {
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		c.writeLoop()
+	}()
+	c.end(c.readLoop())
+	close(c.queue)
+	<-written
+	c.cut()
+	c.logEnd()
+}
+
+// cut ends everything at once.
+func (c *conn) cut() {
+	c.cancel()
+	c.mu.Lock()
+	if c.mu.linger != nil {
+		c.mu.linger.Stop()
+	}
+	c.mu.Unlock()
+	// The peer may be gone; there is nothing to do about an error here.
+	_ = c.nc.Close()
+}
+
+// end records why the connection ends and lets the answers to requests already
+// started leave, within WriteTimeout, unless the peer is gone anyway.
+func (c *conn) end(cl closing) {
+	switch cl.reason {
+	case closedByClient, closedWrite:
+		c.setCause(cl)
+		c.cut()
+	default:
+		c.setCause(cl)
+		c.stopReading()
+		if cl.reason == closedDrain {
+			return // Shutdown's context bounds the wait
+		}
+		c.mu.Lock()
+		if c.mu.linger == nil {
+			c.mu.linger = time.AfterFunc(c.srv.opts.WriteTimeout, c.cut)
+		}
+		c.mu.Unlock()
+	}
+}
+
+func (c *conn) setCause(cl closing) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.cause == nil {
+		c.mu.cause = &cl
+	}
+}
+
+// stopReading makes the reading goroutine stop at the next chance and tells replies
+// that wait to answer now.
+func (c *conn) stopReading() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.stopped {
+		return
+	}
+	c.mu.stopped = true
+	close(c.mu.draining)
+	// Only a closed connection refuses a deadline, and then reading ends as well.
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0))
+}
+
+func (c *conn) isStopped() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.stopped
+}
+
+// setReadDeadline sets the deadline, unless stopReading has set the last one.
+func (c *conn) setReadDeadline(t time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.mu.stopped {
+		_ = c.nc.SetReadDeadline(t) // as above
+	}
+}
+
+// readLoop reads and starts requests until something ends it.
+func (c *conn) readLoop() closing {
+	for {
+		select {
+		case c.inFlight <- struct{}{}:
+		case <-c.mu.draining:
+			return closing{reason: closedDrain}
+		case <-c.ctx.Done():
+			return c.readFault(c.ctx.Err())
+		}
+		if cl, ok := c.awaitByte(); !ok {
+			return cl
+		}
+		p, err := c.readAndStart()
+		if err != nil {
+			if p != nil {
+				p.release()
+			}
+			return c.readFault(err)
+		}
+		c.served++
+		c.queue <- p // never blocks: there are no more entries than tokens
+	}
+}
+
+// awaitByte waits for the next request to begin.
+func (c *conn) awaitByte() (closing, bool) {
+	idle := c.srv.opts.IdleTimeout
+	deadline := time.Now().Add(idle)
+	if c.fr.first {
+		deadline = time.Now().Add(c.srv.opts.FirstByteTimeout)
+	}
+	for {
+		if c.isStopped() {
+			return closing{reason: closedDrain}, false
+		}
+		c.setReadDeadline(deadline)
+		_, err := c.fr.br.Peek(1)
+		switch {
+		case err == nil:
+			return closing{}, true
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return closing{reason: closedByClient, err: err}, false
+		case c.isStopped():
+			return closing{reason: closedDrain}, false
+		case c.fr.first:
+			return closing{reason: closedFirstByte, err: fmt.Errorf("connected and sent nothing for %v", c.srv.opts.FirstByteTimeout)}, false
+		}
+		// Not idle while an answer is due or has just left. One of the tokens is ours.
+		if len(c.inFlight) > 1 {
+			deadline = time.Now().Add(idle)
+			continue
+		}
+		deadline = time.Unix(0, c.lastSent.Load()).Add(idle)
+		if !time.Now().Before(deadline) {
+			return closing{reason: closedIdle, err: fmt.Errorf("no request for %v", idle)}, false
+		}
+	}
+}
+
+// readAndStart reads one request and hands it to the handler. On an error the
+// returned pending, if any, still holds memory.
+func (c *conn) readAndStart() (*pending, error) {
+	head, err := c.fr.readHead()
+	if err != nil {
+		return nil, err
+	}
+	p := &pending{key: head.key, version: head.version}
+	frame, err := c.fr.readBody(c.ctx, head.size, c.srv.frames, &p.frame)
+	if err != nil {
+		return p, err
+	}
+	p.receivedAt = time.Now()
+	c.srv.metrics.request(head.key, len(frame))
+	if head.tooNew {
+		return p, c.startTooNew(p, frame)
+	}
+	req, err := c.decode(p, frame)
+	if err != nil {
+		return p, err
+	}
+	p.reply, err = c.handle(req)
+	return p, err
+}
+
+// startTooNew answers an ApiVersions request of a version from the future. Of its
+// header, only what no version can change is read.
+func (c *conn) startTooNew(p *pending, frame []byte) error {
+	h, err := parseHeader(frame, false)
+	if err != nil {
+		return err
+	}
+	c.clientID = h.clientID
+	p.correlationID, p.version = h.correlationID, 0
+	p.reply = func(context.Context) (kmsg.Response, error) {
+		return c.srv.opts.Versions.unsupportedApiVersions(), nil
+	}
+	return nil
+}
+
+func (c *conn) decode(p *pending, frame []byte) (*Request, error) {
+	body := newRequest(p.key, p.version)
+	h, err := parseHeader(frame, body.IsFlexible())
+	if err != nil {
+		return nil, err
+	}
+	c.clientID = h.clientID
+	p.correlationID = h.correlationID
+	cost, err := decodeCost(p.key, p.version, h.body)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.srv.decoded.acquire(c.ctx, &p.decoded, cost); err != nil {
+		return nil, budgetError(len(frame), err)
+	}
+	if err := parseBody(body, h.body); err != nil {
+		return nil, err
+	}
+	if p.key != KeyProduce { // its cost is exact
+		p.decoded.shrink(min(cost, retainedBytes(body)))
+	}
+	if av, ok := body.(*kmsg.ApiVersionsRequest); ok && av.Version >= 3 {
+		c.info = c.info.introduced(av)
+	}
+	return &Request{
+		Conn:          c.info,
+		Key:           p.key,
+		Version:       p.version,
+		CorrelationID: h.correlationID,
+		ClientID:      h.clientID,
+		Body:          body,
+		Size:          len(frame),
+		ReceivedAt:    p.receivedAt,
+	}, nil
+}
+
+// handlerError wraps what a handler or a reply returned.
+type handlerError struct {
+	key, version int16
+	err          error
+}
+
+func (e *handlerError) Error() string {
+	return fmt.Sprintf("%s v%d: %v", kmsg.NameForKey(e.key), e.version, e.err)
+}
+
+func (e *handlerError) Unwrap() error { return e.err }
+
+// panicError is a recovered panic.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
+
+func recoverTo(err *error) {
+	if p := recover(); p != nil {
+		*err = &panicError{value: p, stack: debug.Stack()}
+	}
+}
+
+func (c *conn) handle(r *Request) (reply Reply, err error) {
+	reply, err = func() (_ Reply, err error) {
+		defer recoverTo(&err)
+		return c.srv.handler.Handle(c.ctx, r)
+	}()
+	if err != nil {
+		return nil, &handlerError{r.Key, r.Version, err}
+	}
+	return reply, nil
+}
+
+// readFault turns an error of the reading side into the reason to close.
+func (c *conn) readFault(err error) closing {
+	if c.ctx.Err() != nil {
+		return closing{reason: closedByClient, err: err} // cut already, with a cause of its own
+	}
+	if c.isStopped() && errors.Is(err, os.ErrDeadlineExceeded) {
+		return closing{reason: closedDrain}
+	}
+	if pe, ok := errors.AsType[*parseError](err); ok {
+		c.srv.metrics.malformed[pe.kind].Inc()
+		switch pe.kind {
+		case malformedKey, malformedVersion:
+			return closing{reason: closedUnsupported, err: err}
+		case malformedCut:
+			return closing{reason: closedByClient, err: err}
+		}
+		return closing{reason: closedMalformed, err: err}
+	}
+	if _, ok := errors.AsType[*handlerError](err); ok {
+		return handlerFault(err)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return closing{reason: closedFrame, err: err}
+	}
+	return closing{reason: closedByClient, err: err}
+}
+
+func handlerFault(err error) closing {
+	if pe, ok := errors.AsType[*panicError](err); ok {
+		return closing{reason: closedPanic, err: err, stack: pe.stack}
+	}
+	return closing{reason: closedHandler, err: err}
+}
+
+// writeLoop finishes requests in order. After the first failure it only gives their
+// memory back.
+func (c *conn) writeLoop() {
+	failed := false
+	for p := range c.queue {
+		if !failed && c.ctx.Err() == nil {
+			if cl, ok := c.finish(p); !ok {
+				failed = true
+				c.setCause(cl)
+				c.cut()
+			}
+		}
+		p.release()
+		<-c.inFlight
+	}
+}
+
+// finish waits for a request's response and writes it.
+func (c *conn) finish(p *pending) (closing, bool) {
+	if p.reply == nil {
+		c.srv.metrics.response(p.key, 0, p.receivedAt)
+		return closing{}, true
+	}
+	buf := responseBuffers.Get().(*[]byte)
+	defer putResponseBuffer(buf)
+	if err := c.encode(buf, p); err != nil {
+		if c.ctx.Err() != nil {
+			return closing{reason: closedByClient, err: err}, false
+		}
+		return handlerFault(&handlerError{p.key, p.version, err}), false
+	}
+	if len(*buf) > 0 {
+		if err := c.write(*buf); err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return closing{reason: closedWrite, err: fmt.Errorf("the client does not read its responses: %w", err)}, false
+			}
+			return closing{reason: closedByClient, err: err}, false
+		}
+		c.lastSent.Store(time.Now().UnixNano())
+	}
+	c.srv.metrics.response(p.key, len(*buf), p.receivedAt)
+	return closing{}, true
+}
+
+// encode asks for the response and puts it, framed, into buf. buf is left empty if
+// there is none.
+func (c *conn) encode(buf *[]byte, p *pending) (err error) {
+	defer recoverTo(&err)
+	resp, err := p.reply(c.ctx)
+	*buf = (*buf)[:0]
+	if err != nil || resp == nil {
+		return err
+	}
+	if resp.Key() != p.key {
+		return fmt.Errorf("the handler answered with a %s response", kmsg.NameForKey(resp.Key()))
+	}
+	resp.SetVersion(p.version)
+	*buf, err = appendResponse(reserve(*buf, responseSize(resp)), resp, p.correlationID)
+	return err
+}
+
+// appendResponse appends size, header and body of resp. The header of an ApiVersions
+// response has no tags in any version: a client must be able to read it before it
+// knows the broker's versions (KIP-511).
+func appendResponse(dst []byte, resp kmsg.Response, correlationID int32) ([]byte, error) {
+	start := len(dst)
+	dst = append(dst, 0, 0, 0, 0)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(correlationID))
+	if resp.IsFlexible() && resp.Key() != KeyApiVersions {
+		dst = append(dst, 0)
+	}
+	dst = resp.AppendTo(dst)
+	size := len(dst) - start - 4
+	if size > maxResponseBytes {
+		return dst[:start], fmt.Errorf("a response of %d bytes cannot be framed", size)
+	}
+	binary.BigEndian.PutUint32(dst[start:], uint32(size))
+	return dst, nil
+}
+
+const (
+	maxResponseBytes = 1<<31 - 1
+	writeStepBytes   = 256 << 10
+	// maxPooledResponse is the largest buffer kept for the next response.
+	maxPooledResponse = 8 << 20
+)
+
+var responseBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+func putResponseBuffer(b *[]byte) {
+	if cap(*b) <= maxPooledResponse {
+		responseBuffers.Put(b)
+	}
+}
+
+// responseSize estimates the encoded size of the one kind of response that is large,
+// so that its buffer is not grown and copied on the way.
+func responseSize(resp kmsg.Response) int {
+	f, ok := resp.(*kmsg.FetchResponse)
+	if !ok {
+		return 0
+	}
+	n := 64
+	for i := range f.Topics {
+		n += 32 + len(f.Topics[i].Topic)
+		for j := range f.Topics[i].Partitions {
+			n += 96 + len(f.Topics[i].Partitions[j].RecordBatches)
+		}
+	}
+	return n
+}
+
+func reserve(b []byte, n int) []byte {
+	if cap(b) < n {
+		return make([]byte, 0, n)
+	}
+	return b
+}
+
+// write sends b. The deadline moves with every step that the peer takes, so a slow
+// one gets all of a large response and one that does not read is found out.
+func (c *conn) write(b []byte) error {
+	for len(b) > 0 {
+		step := b[:min(len(b), writeStepBytes)]
+		if err := c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.WriteTimeout)); err != nil {
+			return err
+		}
+		if _, err := c.nc.Write(step); err != nil {
+			return err
+		}
+		b = b[len(step):]
+	}
+	return nil
+}
+
+// logEnd counts and logs the end of the connection.
+func (c *conn) logEnd() {
+	c.mu.Lock()
+	cl := *c.mu.cause
+	c.mu.Unlock()
+	c.srv.metrics.closed[cl.reason].Inc()
+	fields := []zap.Field{
+		zap.Uint64("conn", c.info.ID),
+		zap.String("remote", c.host),
+		zap.String("reason", string(cl.reason)),
+		zap.Int("requests", c.served),
+		zap.Error(cl.err),
+	}
+	if c.clientID != "" {
+		fields = append(fields, zap.String("client_id", quoteShort(c.clientID)))
+	}
+	switch cl.reason {
+	case closedPanic:
+		c.srv.logger.Error("handler panicked, connection closed", append(fields, zap.ByteString("stack", cl.stack))...)
+	case closedHandler:
+		c.srv.logger.Error("request failed, connection closed", fields...)
+	case closedIdle, closedDrain:
+		c.srv.logger.Debug("connection closed", fields...)
+	case closedByClient:
+		if errors.Is(cl.err, io.EOF) || !errors.Is(cl.err, errClosedByPeer) {
+			c.srv.logger.Debug("connection closed by the client", fields...)
+			return
+		}
+		c.srv.logBounded(c.host, "connection closed by the client", fields...)
+	default:
+		c.srv.logBounded(c.host, "connection closed", fields...)
+	}
+}
+
+// quoteShort makes a client's own words fit for a log.
+func quoteShort(s string) string {
+	const limit = 64
+	if len(s) > limit {
+		s = s[:limit]
+	}
+	return strconv.QuoteToASCII(s)
+}
