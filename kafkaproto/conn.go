@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"runtime/debug"
@@ -252,7 +251,8 @@ func (c *conn) readAndStart() (*pending, error) {
 	p.receivedAt = time.Now()
 	c.srv.metrics.request(head.key, len(frame))
 	if head.tooNew {
-		return p, c.startTooNew(p, frame)
+		c.startTooNew(p, frame)
+		return p, nil
 	}
 	req, err := c.decode(p, frame)
 	if err != nil {
@@ -264,17 +264,12 @@ func (c *conn) readAndStart() (*pending, error) {
 
 // startTooNew answers an ApiVersions request of a version from the future. Of its
 // header, only what no version can change is read.
-func (c *conn) startTooNew(p *pending, frame []byte) error {
-	h, err := parseHeader(frame, false)
-	if err != nil {
-		return err
-	}
-	c.clientID = h.clientID
-	p.correlationID, p.version = h.correlationID, 0
+func (c *conn) startTooNew(p *pending, frame []byte) {
+	w := wire{b: frame[4:]}
+	p.correlationID, p.version = w.int32(), 0
 	p.reply = func(context.Context) (kmsg.Response, error) {
 		return c.srv.opts.Versions.unsupportedApiVersions(), nil
 	}
-	return nil
 }
 
 func (c *conn) decode(p *pending, frame []byte) (*Request, error) {
@@ -543,11 +538,11 @@ func (c *conn) logEnd() {
 	case closedIdle, closedDrain:
 		c.srv.logger.Debug("connection closed", fields...)
 	case closedByClient:
-		if errors.Is(cl.err, io.EOF) || !errors.Is(cl.err, errClosedByPeer) {
-			c.srv.logger.Debug("connection closed by the client", fields...)
+		if errors.Is(cl.err, errClosedByPeer) { // in the middle of a request
+			c.srv.logBounded(c.host, "connection closed by the client", fields...)
 			return
 		}
-		c.srv.logBounded(c.host, "connection closed by the client", fields...)
+		c.srv.logger.Debug("connection closed by the client", fields...)
 	default:
 		c.srv.logBounded(c.host, "connection closed", fields...)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"sync"
 )
 
@@ -136,6 +137,9 @@ func (it *RecordIterator) init(b RecordBatch, limits IterLimits, headsOnly bool)
 	}
 	it.dec = decompressors[it.codec].Get().(decompressor)
 	it.src = recordSource{rd: it.dec, allowed: limits.MaxBytes}
+	if headsOnly {
+		it.maxRecord = math.MaxInt32 // nothing but the head is held
+	}
 	if err := it.dec.reset(b.Records(), limits.MaxBytes); err != nil {
 		it.src.rd = nil
 		it.fail("opening the %v block: %w", it.codec, err)
@@ -268,9 +272,11 @@ func (it *RecordIterator) Record() *RecordView { return &it.rec }
 // [ErrInvalidRecord], or [ErrExpandLimit].
 func (it *RecordIterator) Err() error { return it.err }
 
-// Close gives the decoder back. The current record becomes invalid.
+// Close gives the decoder back. The current record becomes invalid, and Next returns
+// false from then on.
 func (it *RecordIterator) Close() {
 	it.src.release()
+	it.left = 0
 	if it.dec == nil {
 		return
 	}
@@ -281,12 +287,7 @@ func (it *RecordIterator) Close() {
 		decompressors[it.codec].Put(it.dec)
 	}
 	it.dec = nil
-	if it.err == nil {
-		it.err = errIteratorClosed
-	}
 }
-
-var errIteratorClosed = errors.New("kafkaproto: record iterator used after Close")
 
 func (it *RecordIterator) fail(format string, args ...any) bool {
 	err := fmt.Errorf(format, args...)
@@ -387,7 +388,7 @@ func (s *recordSource) release() {
 	if s.pooled != nil {
 		sourceWindows.Put(s.pooled)
 	}
-	s.pooled, s.buf, s.r, s.w = nil, nil, 0, 0
+	s.rd, s.pooled, s.buf, s.r, s.w = nil, nil, nil, 0, 0
 }
 
 const (

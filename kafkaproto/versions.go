@@ -51,8 +51,8 @@ var served = []versionRange{
 	// (KIP-467), 9 flexible (KIP-482), 10 leader hints (KIP-951), 11 and 12
 	// transactions v2 (KIP-890), 13 topic ids (KIP-516).
 	//
-	// Advertised from 0: librdkafka up to 2.8 takes a minimum above 0 for a broker
-	// that cannot do compression (KAFKA-18659). 0 to 2 carry formats older than
+	// Advertised from 0: older releases of librdkafka take a minimum above 0 for
+	// a broker that cannot do compression (KAFKA-18659). 0 to 2 carry formats older than
 	// record batches and are refused when they come.
 	{key: KeyProduce, min: 3, max: 13, advertisedMin: 0},
 	// 5 log start offset, 7 sessions (KIP-227), 9 leader epoch (KIP-320), 10 zstd
@@ -64,7 +64,7 @@ var served = []versionRange{
 	// and 9 tiered offsets (KIP-405, KIP-1005), 10 timeout (KIP-1075), 11 earliest
 	// pending upload (KIP-1023).
 	same(KeyListOffsets, 1, 11),
-	// 4 auto-create flag (KIP-204), 7 leader epoch (KIP-320), 8 authorized operations
+	// 4 auto-create flag, 7 leader epoch (KIP-320), 8 authorized operations
 	// (KIP-430), 10 topic ids (KIP-516), 12 request by id, 13 error at top (KIP-1102).
 	same(KeyMetadata, 0, 13),
 	// 1 transaction coordinators (KIP-98), 4 many keys (KIP-699), 5 abortable error
