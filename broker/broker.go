@@ -132,13 +132,19 @@ type Broker struct {
 	store     *streamstore.Store
 	topics    *catalogue
 	producers *producerIDs
+	fetches   *fetcher
 	clusterID string
-	log       *zap.Logger
-	m         *metrics
+	versions  *kafkaproto.Versions
+	// self is the replica list of every partition; shared by all replies, never changed.
+	self []int32
+	log  *zap.Logger
+	m    *metrics
 
 	// draining is closed by Drain: replies that wait for data are due at once.
 	draining  chan struct{}
 	drainOnce sync.Once
+	// txnWarning: see warnTransactions.
+	txnWarning sync.Once
 }
 
 var _ kafkaproto.Handler = (*Broker)(nil)
@@ -155,11 +161,16 @@ func New(ctx context.Context, opts Options) (*Broker, error) {
 		opts:      opts,
 		store:     opts.Store,
 		producers: &producerIDs{store: opts.Store, m: m},
+		fetches:   newFetcher(&opts),
 		log:       opts.Logger,
 		m:         m,
 		draining:  make(chan struct{}),
 	}
+	b.self = []int32{opts.NodeID}
 	var err error
+	if b.versions, err = kafkaproto.NewVersions(ServedKeys()...); err != nil {
+		return nil, fmt.Errorf("broker: %w", err)
+	}
 	if b.clusterID, err = loadClusterID(ctx, b.store); err != nil {
 		return nil, fmt.Errorf("broker: cluster id: %w", err)
 	}
@@ -175,12 +186,18 @@ func New(ctx context.Context, opts Options) (*Broker, error) {
 // returns at once and may be called many times.
 func (b *Broker) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 
-// Close waits until no catalogue change is on its way. Call it when no request is running any more and before the
-// store is closed.
-func (b *Broker) Close() { b.topics.close() }
+// Close ends all fetch sessions and waits until no catalogue change is on its way. Call it when no request is running
+// any more and before the store is closed.
+func (b *Broker) Close() {
+	b.fetches.close()
+	b.topics.close()
+}
 
 // ClusterID returns the id that clients see, 22 characters of base64url. It never changes for a store.
 func (b *Broker) ClusterID() string { return b.clusterID }
+
+// Versions returns the table of APIs that this broker serves, for the server that carries its requests.
+func (b *Broker) Versions() *kafkaproto.Versions { return b.versions }
 
 // Handle starts one request: see [kafkaproto.Handler].
 func (b *Broker) Handle(ctx context.Context, r *kafkaproto.Request) (kafkaproto.Reply, error) {
@@ -195,8 +212,8 @@ func (b *Broker) Handle(ctx context.Context, r *kafkaproto.Request) (kafkaproto.
 // and what its results mean.
 type handler func(b *Broker, ctx context.Context, r *kafkaproto.Request) (kafkaproto.Reply, error)
 
-// handlers is filled by the init functions of the NN_name.go files and read-only after that. ApiVersions is built
-// from it, so an API is advertised if and only if it is served.
+// handlers is filled by the init functions of the NN_name.go files and read-only after that. ApiVersions is built from
+// it, so an API is advertised if and only if it is served.
 var handlers = map[int16]handler{}
 
 // register adds the handler of one API key; its versions are those of kafkaproto's table.

@@ -250,7 +250,7 @@ func (c *catalogue) autoCreateAll(ctx context.Context, names []string) ([]*topic
 	}
 	ctx, cancel := context.WithTimeout(ctx, autoCreateTimeout)
 	defer cancel()
-	made, failed := c.create(ctx, missing, causeAuto, false)
+	made, failed := c.create(ctx, missing, make([]*kafkaproto.Error, len(missing)), causeAuto, false)
 	for j, i := range at {
 		topics[i], errs[i] = made[j], failed[j]
 		switch errs[i] {
@@ -276,22 +276,26 @@ type plan struct {
 	folded        map[string]bool
 }
 
-// errsChanged tell that the store no longer is what the plan was made for.
-var errsChanged = []error{streamstore.ErrStreamExists, streamstore.ErrNoStream}
+// A step adds the part of names[i] to the plan, or says why that is not possible.
+type step func(p *plan, i int) *kafkaproto.Error
 
-// change carries out one change that concerns the given topics or streams. step adds the part of names[i] to the plan or
-// says why it cannot; the others go on without it. All parts are written in one transaction, durable when change
-// returns. With dryRun nothing is written. When ctx ends first the answer is REQUEST_TIMED_OUT and the change goes on.
+// change carries out one change that concerns the given topics or streams, but for those that failed a check before:
+// checked[i] is the result for names[i] then. The others get their step; one that fails leaves the rest alone. All parts
+// are written in one transaction, which is durable when change returns. With dryRun nothing is written. When ctx ends
+// first the answer is REQUEST_TIMED_OUT and the change goes on.
 //
-// step may be called again, for a new plan, if a named stream came or went between its look and the commit.
-func (c *catalogue) change(ctx context.Context, names []string, dryRun bool, step func(p *plan, i int) *kafkaproto.Error) []*kafkaproto.Error {
-	errs := make([]*kafkaproto.Error, len(names))
-	for attempt := 0; ; attempt++ {
-		err := c.attempt(ctx, names, dryRun, step, errs)
+// Steps are called again, for a new plan, if a named stream came or went between their look and the commit.
+func (c *catalogue) change(ctx context.Context, names []string, checked []*kafkaproto.Error, dryRun bool, fn step) []*kafkaproto.Error {
+	if !slices.Contains(checked, nil) {
+		return checked
+	}
+	for attempt := 1; ; attempt++ {
+		errs := slices.Clone(checked)
+		err := c.attempt(ctx, names, errs, dryRun, fn)
 		if err == nil {
 			return errs
 		}
-		if attempt < 3 && slices.ContainsFunc(errsChanged, func(e error) bool { return errors.Is(err, e) }) {
+		if attempt < maxAttempts && (errors.Is(err, streamstore.ErrStreamExists) || errors.Is(err, streamstore.ErrNoStream)) {
 			continue
 		}
 		for i := range errs {
@@ -303,16 +307,20 @@ func (c *catalogue) change(ctx context.Context, names []string, dryRun bool, ste
 	}
 }
 
+// maxAttempts bounds the plans that are made for one change.
+const maxAttempts = 4
+
 // attempt makes a plan, filling errs, and commits it.
-func (c *catalogue) attempt(ctx context.Context, names []string, dryRun bool, step func(p *plan, i int) *kafkaproto.Error, errs []*kafkaproto.Error) error {
+func (c *catalogue) attempt(ctx context.Context, names []string, errs []*kafkaproto.Error, dryRun bool, fn step) error {
 	release, err := c.reserve(ctx, names)
 	if err != nil {
-		clear(errs)
 		return err
 	}
 	p := &plan{now: c.load(), txn: streamstore.NewTxn(), folded: map[string]bool{}}
-	for i := range names {
-		errs[i] = step(p, i)
+	for i := range errs {
+		if errs[i] == nil {
+			errs[i] = fn(p, i)
+		}
 	}
 	if dryRun || !slices.Contains(errs, nil) {
 		release()

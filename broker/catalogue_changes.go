@@ -27,16 +27,16 @@ func (c *catalogue) newCreation(name string) creation {
 	return w
 }
 
-// create makes topics and named streams, each or none of its partitions. The result holds a topic or an error for each;
-// with dryRun it holds errors only. Errors: TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION for a name that collides with
+// create makes topics and named streams, each with all its partitions or not at all, but for those whose checked error
+// is set. The result holds a topic or an error for each; with dryRun it holds errors only. Errors: TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION for a name that collides with
 // another, POLICY_VIOLATION for too many partitions at once, and those of the store.
-func (c *catalogue) create(ctx context.Context, wanted []creation, cause string, dryRun bool) ([]*topic, []*kafkaproto.Error) {
+func (c *catalogue) create(ctx context.Context, wanted []creation, checked []*kafkaproto.Error, cause string, dryRun bool) ([]*topic, []*kafkaproto.Error) {
 	names := make([]string, len(wanted))
 	for i := range wanted {
 		names[i] = wanted[i].name
 	}
 	made := make([]*topic, len(wanted))
-	errs := c.change(ctx, names, dryRun, func(p *plan, i int) *kafkaproto.Error {
+	errs := c.change(ctx, names, checked, dryRun, func(p *plan, i int) *kafkaproto.Error {
 		w := &wanted[i]
 		if err := c.mayCreate(p, w); err != nil {
 			return err
@@ -129,10 +129,16 @@ func (c *catalogue) planStream(p *plan, w *creation, cause string, made **topic)
 	})
 }
 
-// delete removes topics and named streams with all their records. A topic that is no longer the one given, because it
+// delete removes topics and named streams with all their records, but for those whose checked error is set. A topic that is no longer the one given, because it
 // was deleted and perhaps made again meanwhile, is UNKNOWN_TOPIC_OR_PARTITION.
-func (c *catalogue) delete(ctx context.Context, topics []*topic) []*kafkaproto.Error {
-	return c.change(ctx, topicNames(topics), false, func(p *plan, i int) *kafkaproto.Error {
+func (c *catalogue) delete(ctx context.Context, topics []*topic, checked []*kafkaproto.Error) []*kafkaproto.Error {
+	names := make([]string, len(topics))
+	for i, t := range topics {
+		if t != nil {
+			names[i] = t.name
+		}
+	}
+	return c.change(ctx, names, checked, false, func(p *plan, i int) *kafkaproto.Error {
 		t := topics[i]
 		if t.stream {
 			return c.planStreamDeletion(p, t)
@@ -166,38 +172,39 @@ func (c *catalogue) planStreamDeletion(p *plan, t *topic) *kafkaproto.Error {
 	return nil
 }
 
-func topicNames(topics []*topic) []string {
-	names := make([]string, len(topics))
-	for i, t := range topics {
-		names[i] = t.name
-	}
-	return names
-}
-
-// extend raises partition counts; counts[i] is the new total of names[i]. Errors: UNKNOWN_TOPIC_OR_PARTITION,
+// extend raises partition counts, but for those whose checked error is set; totals[i] is the new count of names[i]. Errors: UNKNOWN_TOPIC_OR_PARTITION,
 // INVALID_PARTITIONS unless the count grows, POLICY_VIOLATION for too many at once, and those of the store.
-func (c *catalogue) extend(ctx context.Context, names []string, counts []int32, dryRun bool) []*kafkaproto.Error {
-	return c.change(ctx, names, dryRun, func(p *plan, i int) *kafkaproto.Error {
+func (c *catalogue) extend(ctx context.Context, names []string, totals []int32, checked []*kafkaproto.Error, dryRun bool) []*kafkaproto.Error {
+	return c.change(ctx, names, checked, dryRun, func(p *plan, i int) *kafkaproto.Error {
 		t, ok := p.now.byName[names[i]]
 		if !ok {
 			return kafkaproto.ErrUnknownTopicOrPartition
 		}
-		have := int32(len(t.partitions))
-		if counts[i] <= have {
-			return kafkaproto.ErrInvalidPartitions.WithMessage("topic %q has %d partitions already, so %d is no increase: partitions cannot be taken away", t.name, have, counts[i])
-		}
-		if err := p.addPartitions(counts[i] - have); err != nil {
+		if err := t.checkGrowth(totals[i]); err != nil {
 			return err
 		}
-		first := p.createPartitions(t.name, have, counts[i], t.config.settings())
-		p.txn.Set(topicRowKey(t.name), topicRow{id: t.id, created: t.created, partitions: counts[i], overrides: t.config.overrides}.encode())
+		have := int32(len(t.partitions))
+		if err := p.addPartitions(totals[i] - have); err != nil {
+			return err
+		}
+		first := p.createPartitions(t.name, have, totals[i], t.config.settings())
+		p.txn.Set(topicRowKey(t.name), topicRow{id: t.id, created: t.created, partitions: totals[i], overrides: t.config.overrides}.encode())
 		p.edits = append(p.edits, func(next *snapshot, created []streamstore.StreamID) {
 			larger := *t
-			larger.partitions = append(larger.partitions[:have:have], created[first:first+int(counts[i]-have)]...)
+			larger.partitions = append(larger.partitions[:have:have], created[first:first+int(totals[i]-have)]...)
 			next.put(&larger)
 		})
 		return nil
 	})
+}
+
+// checkGrowth checks that a new partition count is larger than the present one.
+func (t *topic) checkGrowth(count int32) *kafkaproto.Error {
+	have := len(t.partitions)
+	if int(count) > have {
+		return nil
+	}
+	return kafkaproto.ErrInvalidPartitions.WithMessage("topic %q has %d partitions, so %d is no increase: partitions cannot be taken away", t.name, have, count)
 }
 
 // An alteration changes the config overrides of one topic or named stream: fn gets a copy of the present ones to change.
@@ -206,14 +213,14 @@ type alteration struct {
 	fn   func(overrides map[string]string) *kafkaproto.Error
 }
 
-// alter changes the configs of topics and named streams, and with them the retention of their streams. Errors:
-// UNKNOWN_TOPIC_OR_PARTITION, those of fn, INVALID_CONFIG, and those of the store.
-func (c *catalogue) alter(ctx context.Context, alterations []alteration, dryRun bool) []*kafkaproto.Error {
+// alter changes the configs of topics and named streams, but for those whose checked error is set, and with them the
+// retention of their streams. Errors: UNKNOWN_TOPIC_OR_PARTITION, those of fn, INVALID_CONFIG, and those of the store.
+func (c *catalogue) alter(ctx context.Context, alterations []alteration, checked []*kafkaproto.Error, dryRun bool) []*kafkaproto.Error {
 	names := make([]string, len(alterations))
 	for i := range alterations {
 		names[i] = alterations[i].name
 	}
-	return c.change(ctx, names, dryRun, func(p *plan, i int) *kafkaproto.Error {
+	return c.change(ctx, names, checked, dryRun, func(p *plan, i int) *kafkaproto.Error {
 		t, err := c.byName(names[i])
 		if err != nil {
 			return err

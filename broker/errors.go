@@ -37,6 +37,12 @@ var storeErrors = []struct {
 	{context.Canceled, kafkaproto.ErrRequestTimedOut},
 }
 
+// Errors of DescribeCluster (KIP-919).
+var (
+	errMismatchedEndpointType  = &kafkaproto.Error{Code: 114, Name: "MISMATCHED_ENDPOINT_TYPE", Message: "this is an endpoint for brokers, not for controllers"}
+	errUnsupportedEndpointType = &kafkaproto.Error{Code: 115, Name: "UNSUPPORTED_ENDPOINT_TYPE", Message: "the endpoint type must be 1, brokers"}
+)
+
 // storeError translates an error of the store for clients. Nil stays nil. A Kafka error is passed through, and an error
 // that the table does not know is UNKNOWN_SERVER_ERROR with its text. For some sentinels the text of the error says
 // more than Kafka's description; those keep it.

@@ -9,7 +9,9 @@ import (
 type metricFactory struct{ promauto.Factory }
 
 // newMetricFactory makes a factory that registers with reg. Nil registers nothing.
-func newMetricFactory(reg prometheus.Registerer) metricFactory { return metricFactory{promauto.With(reg)} }
+func newMetricFactory(reg prometheus.Registerer) metricFactory {
+	return metricFactory{promauto.With(reg)}
+}
 
 func metricOpts(name, help string) prometheus.Opts {
 	return prometheus.Opts{Namespace: "brooklet", Subsystem: "broker", Name: name, Help: help}

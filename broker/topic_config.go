@@ -140,6 +140,10 @@ func (d *configDef) validate(value string) *kafkaproto.Error {
 	return nil
 }
 
+func errUnknownConfig(name string) *kafkaproto.Error {
+	return kafkaproto.ErrInvalidConfig.WithMessage("Unknown topic config name: %s", name)
+}
+
 // topicConfig is the config in effect for a topic. It is immutable.
 type topicConfig struct {
 	// defaults are what holds where overrides is silent.
@@ -163,6 +167,14 @@ func (c *topicConfig) value(name string) string {
 		return v
 	}
 	return c.defaults.values[name]
+}
+
+// source tells where the value in effect comes from.
+func (c *topicConfig) source(name string) kmsg.ConfigSource {
+	if _, ok := c.overrides[name]; ok {
+		return kmsg.ConfigSourceDynamicTopicConfig
+	}
+	return c.defaults.source(name)
 }
 
 // settings returns what the store must know. Kafka's retention.ms=0 (drop as soon as possible) becomes 1 ms, the
@@ -234,12 +246,20 @@ func retentionMs(d time.Duration) string {
 	return strconv.FormatInt(d.Milliseconds(), 10)
 }
 
+// source tells whether a default is the broker's or Kafka's.
+func (d *configDefaults) source(name string) kmsg.ConfigSource {
+	if d.static[name] {
+		return kmsg.ConfigSourceStaticBrokerConfig
+	}
+	return kmsg.ConfigSourceDefaultConfig
+}
+
 // newConfig makes the config with these overrides, which it takes over. The error is INVALID_CONFIG.
 func (d *configDefaults) newConfig(overrides map[string]string) (*topicConfig, *kafkaproto.Error) {
 	for _, name := range slices.Sorted(maps.Keys(overrides)) {
 		def, ok := topicConfigDefs[name]
 		if !ok {
-			return nil, kafkaproto.ErrInvalidConfig.WithMessage("Unknown topic config name: %s", name)
+			return nil, errUnknownConfig(name)
 		}
 		overrides[name] = strings.TrimSpace(overrides[name])
 		if err := def.validate(overrides[name]); err != nil {

@@ -1,0 +1,131 @@
+package broker
+
+import (
+	"context"
+	"slices"
+	"strconv"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
+)
+
+// DescribeConfigs (key 32), v1 to v4.
+//
+// Behaviour:
+//   - Topics, and named streams by their name, report every config of topic_config.go, also at its default.
+//   - A broker reports the configs of broker_config.go, all of them read-only. The empty name is the cluster-wide dynamic
+//     defaults, of which there are none; any other name must be this broker's id.
+//   - A null or empty list of names asks for all configs; names that do not exist are left out.
+//   - Synonyms run from the value in effect to the default.
+//
+// Versions:
+//
+//	1  sources, synonyms (KIP-226)     3  types, documentation (KIP-569)
+//
+// Left out on purpose: loggers, client metrics and groups (INVALID_REQUEST).
+func init() { register(kafkaproto.KeyDescribeConfigs, direct(handleDescribeConfigs)) }
+
+func handleDescribeConfigs(b *Broker, _ context.Context, r *kafkaproto.Request) (kmsg.Response, error) {
+	req := r.Body.(*kmsg.DescribeConfigsRequest)
+	resp := req.ResponseKind().(*kmsg.DescribeConfigsResponse)
+	for i := range req.Resources {
+		resource := &req.Resources[i]
+		a := kmsg.NewDescribeConfigsResponseResource()
+		a.ResourceType, a.ResourceName = resource.ResourceType, resource.ResourceName
+		configs, err := b.describeResource(resource)
+		a.ErrorCode, a.ErrorMessage = errorFields(err)
+		for _, c := range configs {
+			if len(resource.ConfigNames) == 0 || slices.Contains(resource.ConfigNames, c.name) {
+				a.Configs = append(a.Configs, c.reply(req))
+			}
+		}
+		resp.Resources = append(resp.Resources, a)
+	}
+	return resp, nil
+}
+
+func (b *Broker) describeResource(r *kmsg.DescribeConfigsRequestResource) ([]describedConfig, *kafkaproto.Error) {
+	switch r.ResourceType {
+	case kmsg.ConfigResourceTypeTopic:
+		return b.describeTopicConfigs(r.ResourceName)
+	case kmsg.ConfigResourceTypeBroker:
+		return b.describeBrokerConfigs(r.ResourceName)
+	}
+	return nil, kafkaproto.ErrInvalidRequest.WithMessage("configs of resource type %d (%v) are not served: only topics and brokers have configs here", int8(r.ResourceType), r.ResourceType)
+}
+
+// describedConfig is one config in effect.
+type describedConfig struct {
+	name, doc string
+	kind      kmsg.ConfigType
+	readOnly  bool
+	// values holds the value in effect and what would hold without it, each with its source.
+	values []configSynonym
+}
+
+type configSynonym struct {
+	name, value string
+	source      kmsg.ConfigSource
+}
+
+func (b *Broker) describeTopicConfigs(name string) ([]describedConfig, *kafkaproto.Error) {
+	t, err := b.topics.byName(name)
+	if err != nil {
+		return nil, err
+	}
+	config, err := b.topics.configOf(t)
+	if err != nil {
+		return nil, err
+	}
+	described := make([]describedConfig, len(topicConfigs))
+	for i := range topicConfigs {
+		described[i] = config.describe(&topicConfigs[i])
+	}
+	return described, nil
+}
+
+func (c *topicConfig) describe(def *configDef) describedConfig {
+	d := describedConfig{name: def.name, doc: def.doc, kind: def.kind}
+	if v, ok := c.overrides[def.name]; ok {
+		d.values = append(d.values, configSynonym{def.name, v, kmsg.ConfigSourceDynamicTopicConfig})
+	}
+	synonym := def.synonym
+	if synonym == "" {
+		synonym = def.name
+	}
+	if c.defaults.static[def.name] {
+		d.values = append(d.values, configSynonym{synonym, c.defaults.values[def.name], kmsg.ConfigSourceStaticBrokerConfig})
+	}
+	d.values = append(d.values, configSynonym{synonym, def.value, kmsg.ConfigSourceDefaultConfig})
+	return d
+}
+
+func (b *Broker) describeBrokerConfigs(name string) ([]describedConfig, *kafkaproto.Error) {
+	switch name {
+	case "":
+		return nil, nil
+	case strconv.Itoa(int(b.opts.NodeID)):
+		return b.opts.brokerConfigs(), nil
+	}
+	return nil, kafkaproto.ErrInvalidRequest.WithMessage("unexpected broker id %q: this broker's id is %d", name, b.opts.NodeID)
+}
+
+func (d *describedConfig) reply(req *kmsg.DescribeConfigsRequest) kmsg.DescribeConfigsResponseResourceConfig {
+	c := kmsg.NewDescribeConfigsResponseResourceConfig()
+	c.Name, c.ConfigType, c.ReadOnly = d.name, d.kind, d.readOnly
+	c.Value = kmsg.StringPtr(d.values[0].value)
+	c.Source = d.values[0].source
+	c.IsDefault = c.Source == kmsg.ConfigSourceDefaultConfig
+	if req.IncludeSynonyms {
+		for _, v := range d.values {
+			s := kmsg.NewDescribeConfigsResponseResourceConfigConfigSynonym()
+			s.Name, s.Value, s.Source = v.name, kmsg.StringPtr(v.value), v.source
+			c.ConfigSynonyms = append(c.ConfigSynonyms, s)
+		}
+	}
+	if req.IncludeDocumentation {
+		c.Documentation = kmsg.StringPtr(d.doc)
+	}
+	return c
+}

@@ -1,0 +1,97 @@
+package broker
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
+)
+
+// IncrementalAlterConfigs (key 44), v0 and v1 (KIP-339).
+//
+// Behaviour:
+//   - Each entry sets a config, deletes it (back to its default), or appends to or subtracts from a list. Appending what
+//     the list has already, and subtracting what it has not, changes nothing.
+//   - All entries of one resource take effect or none; resources do not depend on each other.
+//   - Retention is pushed to the topic's streams in the same transaction.
+//   - Configs of the broker cannot be changed: INVALID_REQUEST.
+//
+// Versions: 1 is flexible; nothing else changed.
+func init() { register(kafkaproto.KeyIncrementalAlterConfigs, direct(handleIncrementalAlterConfigs)) }
+
+func handleIncrementalAlterConfigs(b *Broker, ctx context.Context, r *kafkaproto.Request) (kmsg.Response, error) {
+	req := r.Body.(*kmsg.IncrementalAlterConfigsRequest)
+	resp := req.ResponseKind().(*kmsg.IncrementalAlterConfigsResponse)
+	key := func(r *kmsg.IncrementalAlterConfigsRequestResource) resource {
+		return resource{r.ResourceType, r.ResourceName}
+	}
+	items, repeated := distinct(req.Resources, key)
+	for i, err := range alterResources(b, ctx, items, key, repeated, req.ValidateOnly, b.editConfigs) {
+		a := kmsg.NewIncrementalAlterConfigsResponseResource()
+		a.ResourceType, a.ResourceName = items[i].ResourceType, items[i].ResourceName
+		a.ErrorCode, a.ErrorMessage = errorFields(err)
+		resp.Resources = append(resp.Resources, a)
+	}
+	return resp, nil
+}
+
+func (b *Broker) editConfigs(r *kmsg.IncrementalAlterConfigsRequestResource, overrides map[string]string) *kafkaproto.Error {
+	edits := make([]configEdit, len(r.Configs))
+	for i, c := range r.Configs {
+		edits[i] = configEdit{name: c.Name, op: c.Op, value: c.Value}
+	}
+	if err := checkEdits(edits); err != nil {
+		return err
+	}
+	defaults := b.topics.defaultsFor(r.ResourceName)
+	for _, e := range edits {
+		if err := e.apply(overrides, defaults); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply changes overrides as the entry says. The resulting values are checked later, all together.
+func (e *configEdit) apply(overrides map[string]string, defaults *configDefaults) *kafkaproto.Error {
+	switch e.op {
+	case kmsg.IncrementalAlterConfigOpSet:
+		overrides[e.name] = *e.value
+		return nil
+	case kmsg.IncrementalAlterConfigOpDelete:
+		delete(overrides, e.name)
+		return nil
+	case kmsg.IncrementalAlterConfigOpAppend, kmsg.IncrementalAlterConfigOpSubtract:
+		return e.applyList(overrides, defaults)
+	}
+	return kafkaproto.ErrInvalidRequest.WithMessage("unknown operation %d on config %s: it must be 0 (set), 1 (delete), 2 (append) or 3 (subtract)", int8(e.op), e.name)
+}
+
+func (e *configEdit) applyList(overrides map[string]string, defaults *configDefaults) *kafkaproto.Error {
+	def, ok := topicConfigDefs[e.name]
+	if !ok {
+		return errUnknownConfig(e.name)
+	}
+	if def.kind != kmsg.ConfigTypeList {
+		return kafkaproto.ErrInvalidConfig.WithMessage("can't %v %s: it is not a list", e.op, e.name)
+	}
+	value, ok := overrides[e.name]
+	if !ok {
+		value = defaults.values[e.name]
+	}
+	list := splitList(value)
+	for _, entry := range splitList(*e.value) {
+		at := slices.Index(list, entry)
+		switch {
+		case e.op == kmsg.IncrementalAlterConfigOpAppend && at < 0:
+			list = append(list, entry)
+		case e.op == kmsg.IncrementalAlterConfigOpSubtract && at >= 0:
+			list = slices.Delete(list, at, at+1)
+		}
+	}
+	overrides[e.name] = strings.Join(list, ",")
+	return nil
+}
