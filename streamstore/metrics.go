@@ -1,0 +1,79 @@
+package streamstore
+
+import (
+	"math"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics of a store. None has a label that grows with the number of streams.
+type metrics struct {
+	registerer    prometheus.Registerer
+	groups        prometheus.Counter
+	groupAppends  prometheus.Counter
+	commits       prometheus.Counter
+	commitBytes   prometheus.Counter
+	commitNumber  *gaugeValue
+	backpressure  prometheus.Counter
+	segmentHits   prometheus.Counter
+	segmentMisses prometheus.Counter
+	segmentBytes  prometheus.Counter
+	expired       prometheus.Counter
+}
+
+// gaugeValue is a gauge that its owner can read back.
+type gaugeValue struct{ bits atomic.Uint64 }
+
+// Set sets the gauge.
+func (g *gaugeValue) Set(v float64) { g.bits.Store(math.Float64bits(v)) }
+
+func (g *gaugeValue) value() float64 { return math.Float64frombits(g.bits.Load()) }
+
+func (m *metrics) commitNumberValue() float64 { return m.commitNumber.value() }
+
+func newMetrics(registerer prometheus.Registerer) *metrics {
+	m := &metrics{registerer: registerer, commitNumber: &gaugeValue{}}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: "brooklet", Subsystem: "streamstore", Name: name, Help: help})
+		if registerer != nil {
+			registerer.MustRegister(c)
+		}
+		return c
+	}
+	m.groups = counter("append_groups_total", "Groups of appends written to the local database together.")
+	m.groupAppends = counter("appends_total", "Appends and transactions written to the local database.")
+	m.commits = counter("commits_total", "Commits that became durable in the bucket.")
+	m.commitBytes = counter("commit_bytes_total", "Bytes of those commits.")
+	m.backpressure = counter("append_waits_total", "Appends that had to wait because too many bytes were unflushed.")
+	m.segmentHits = counter("segment_cache_hits_total", "Extents read from the segment cache.")
+	m.segmentMisses = counter("segment_cache_misses_total", "Reads of extents that went to the bucket.")
+	m.segmentBytes = counter("segment_read_bytes_total", "Bytes of extents read from the bucket.")
+	m.expired = counter("expired_streams_total", "Times that retention moved a stream's start offset.")
+	return m
+}
+
+// observe registers the gauges that look at a store. They take short locks, none
+// that an append holds across I/O.
+func (m *metrics) observe(s *Store) {
+	if m.registerer == nil {
+		return
+	}
+	gauge := func(name, help string, value func() float64) {
+		m.registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "brooklet", Subsystem: "streamstore", Name: name, Help: help}, value))
+	}
+	gauge("commit_number", "Number of the newest durable commit.", m.commitNumber.value)
+	gauge("epoch", "Epoch under which this writer claimed the shard.", func() float64 { return float64(s.epoch) })
+	gauge("unflushed_appends", "Appends that are not in the bucket yet.", func() float64 {
+		return float64(s.queue.nextNumber() - s.flusher.durable.Load())
+	})
+	gauge("tail_cache_bytes", "Appended bytes kept in memory.", func() float64 { return float64(s.tailCache.size()) })
+	gauge("segment_cache_bytes", "Bytes of extents kept in memory.", func() float64 { return float64(s.segments.size()) })
+	gauge("streams_in_memory", "Streams in use or lately used.", func() float64 { return float64(s.streams.len()) })
+	gauge("failed", "1 if the store takes no more writes.", func() float64 {
+		if s.Err() != nil {
+			return 1
+		}
+		return 0
+	})
+}

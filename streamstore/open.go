@@ -1,0 +1,219 @@
+package streamstore
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/zap"
+)
+
+// Recovery tells what Open found and did.
+type Recovery struct {
+	Epoch           uint64        // claimed by this writer
+	Commit          uint64        // number of the log object that is the claim
+	ReplayedCommits int           // log objects that the disk had not seen
+	TailAppends     int           // unflushed appends and transactions found on the disk
+	SetAside        string        // file with unflushed appends that could not be kept; "" if none
+	SetAsideAppends int           // how many
+	Took            time.Duration // from start to claimed
+}
+
+// Open recovers the shard from disk and bucket, claims it, and returns a store
+// that takes writes. It waits for a bucket that is throttled or unreachable until
+// ctx ends.
+//
+//  1. Open the local database; it has followed the log up to its position row.
+//  2. Follow the log: apply every live object after that position. One of our own
+//     (its nonce is in the claims row) covers a part of the local tail. One of
+//     another writer while we hold a tail means that the tail never happened:
+//     set it aside in a file, begin again with an empty database.
+//  3. Claim: write down the new nonce, create the next object with a higher epoch;
+//     if its number is taken, go back to 2. Then look again for a higher epoch.
+//  4. Load the tail into memory and go on.
+func Open(ctx context.Context, opts Options) (*Store, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, fmt.Errorf("store options: %w", err)
+	}
+	s := &Store{
+		opts:         opts,
+		log:          opts.Logger,
+		metrics:      newMetrics(opts.Registerer),
+		failed:       make(chan struct{}),
+		stopAppender: make(chan struct{}),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.tailCache.budget = opts.TailCacheBytes
+	s.segments = newSegmentCache(s)
+	s.queue.signal = make(chan struct{}, 1)
+	s.appender = appender{store: s, syncing: make(chan appendGroup, maxSyncingGroups)}
+	s.flusher = newFlusher(s)
+	started := bootTime()
+	if err := s.recover(ctx); err != nil {
+		s.cancel()
+		if s.db != nil {
+			err = errors.Join(err, s.db.Close())
+		}
+		return nil, err
+	}
+	s.recovery.Took = bootTime() - started
+	s.metrics.observe(s)
+	s.start()
+	return s, nil
+}
+
+// Recovery tells what Open found and did.
+func (s *Store) Recovery() Recovery { return s.recovery }
+
+func (s *Store) recover(ctx context.Context) error {
+	if err := s.openDatabase(); err != nil {
+		return err
+	}
+	err := s.followAndClaim(ctx)
+	if errors.Is(err, errForeignClaim) {
+		if err = s.setTailAside(); err == nil {
+			err = s.followAndClaim(ctx)
+		}
+	}
+	return err
+}
+
+func (s *Store) followAndClaim(ctx context.Context) error {
+	f, err := s.followLog(ctx)
+	if err != nil {
+		return err
+	}
+	position, err := s.claim(ctx, f)
+	if err != nil {
+		return err
+	}
+	return s.loadTail(position)
+}
+
+// openDatabase opens or creates the local database.
+func (s *Store) openDatabase() error {
+	if err := s.opts.FS.MkdirAll(s.opts.Dir, 0o755); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	if err := s.freeBallast(); err != nil {
+		return err
+	}
+	db, err := pebble.Open(s.opts.dbDir(), s.pebbleOptions())
+	if err != nil {
+		return fmt.Errorf("opening the database in %s: %w", s.opts.dbDir(), err)
+	}
+	s.db = db
+	s.reserveBallast()
+	return nil
+}
+
+const (
+	// memTableBytes is the size of one memtable. Tail entries that are flushed to
+	// the bucket and deleted before their memtable is written cost no table I/O.
+	memTableBytes    = 128 << 20
+	maxMemTables     = 4
+	bloomBitsPerKey  = 10
+	levelOneMaxBytes = 256 << 20
+)
+
+func (s *Store) pebbleOptions() *pebble.Options {
+	cache := pebble.NewCache(s.opts.BlockCacheBytes)
+	defer cache.Unref() // the database holds its own reference
+	o := &pebble.Options{
+		FS:                          s.opts.FS,
+		Cache:                       cache,
+		FormatMajorVersion:          pebble.FormatNewest,
+		Logger:                      pebbleLogger{s},
+		MemTableSize:                memTableBytes,
+		MemTableStopWritesThreshold: maxMemTables,
+		LBaseMaxBytes:               levelOneMaxBytes,
+		L0CompactionThreshold:       4,
+		L0StopWritesThreshold:       1000,
+	}
+	for i := range o.Levels {
+		o.Levels[i].FilterPolicy = bloom.FilterPolicy(bloomBitsPerKey)
+	}
+	o.EventListener = &pebble.EventListener{
+		BackgroundError: func(err error) { s.log.Error("database", zap.Error(err)) },
+		WriteStallBegin: func(info pebble.WriteStallBeginInfo) {
+			s.log.Warn("database stalls writes", zap.String("reason", info.Reason))
+		},
+	}
+	return o
+}
+
+// pebbleLogger passes Pebble's messages on. A fatal one stops the store: Pebble
+// calls Fatalf where it cannot go on and expects it not to return, so the calling
+// goroutine stays here for ever.
+type pebbleLogger struct{ s *Store }
+
+func (l pebbleLogger) Infof(format string, args ...any) {
+	l.s.log.Debug("database", zap.String("message", fmt.Sprintf(format, args...)))
+}
+
+func (l pebbleLogger) Errorf(format string, args ...any) {
+	l.s.log.Warn("database", zap.String("message", fmt.Sprintf(format, args...)))
+}
+
+func (l pebbleLogger) Fatalf(format string, args ...any) {
+	l.s.fail(fmt.Errorf("%w: database in %s: %s", ErrFailed, l.s.opts.Dir, fmt.Sprintf(format, args...)))
+	select {}
+}
+
+// The ballast is a file that is given up when the disk is full, so that the
+// database can be opened then: it needs a little room for its own new files.
+const ballastBytes = 64 << 20
+
+func (o *Options) ballastPath() string { return o.Dir + "/ballast" }
+
+func (s *Store) freeBallast() error {
+	usage, err := s.opts.FS.GetDiskUsage(s.opts.Dir)
+	if err != nil || usage.AvailBytes >= ballastBytes {
+		return nil
+	}
+	s.log.Warn("the disk is full, giving up the ballast file to start", zap.String("file", s.opts.ballastPath()))
+	if err := s.opts.FS.Remove(s.opts.ballastPath()); err != nil && !errors.Is(err, vfs.ErrUnsupported) {
+		s.log.Warn("ballast", zap.Error(err))
+	}
+	return nil
+}
+
+// reserveBallast makes the ballast file when there is ample room. It is only a
+// help, so a failure is no more than logged.
+func (s *Store) reserveBallast() {
+	usage, err := s.opts.FS.GetDiskUsage(s.opts.Dir)
+	if err != nil || s.opts.MinFreeBytes < 0 || usage.AvailBytes < uint64(s.opts.MinFreeBytes)+2*ballastBytes {
+		return
+	}
+	if info, err := s.opts.FS.Stat(s.opts.ballastPath()); err == nil && info.Size() == ballastBytes {
+		return
+	}
+	if err := writeBallast(s.opts.FS, s.opts.ballastPath()); err != nil {
+		s.log.Warn("reserving the ballast file", zap.Error(err))
+	}
+}
+
+func writeBallast(fs vfs.FS, path string) error {
+	file, err := fs.Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	chunk := make([]byte, 1<<20)
+	for range ballastBytes / len(chunk) {
+		if _, err := file.Write(chunk); err != nil {
+			return errors.Join(err, file.Close(), fs.Remove(path))
+		}
+	}
+	return errors.Join(file.Sync(), file.Close())
+}
+
+func newNonce() (n nonce) {
+	_, _ = rand.Read(n[:]) // never fails (crypto/rand)
+	return n
+}

@@ -1,0 +1,148 @@
+package streamstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"go.uber.org/zap"
+)
+
+// runRetention moves the start offsets of streams past what has expired and
+// forgets idle producers, again and again until ctx ends.
+func (s *Store) runRetention(ctx context.Context) {
+	ticker := time.NewTicker(s.opts.RetentionInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.failed:
+			return
+		case <-ticker.C:
+		}
+		if err := s.Expire(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("retention", zap.Error(err))
+		}
+	}
+}
+
+// Expire makes one pass of retention now.
+func (s *Store) Expire(ctx context.Context) error {
+	return errors.Join(s.expireRecords(ctx), s.expireProducers(ctx))
+}
+
+// expireRecords looks at the streams whose settings let records expire. Records
+// expire by whole extents.
+func (s *Store) expireRecords(ctx context.Context) error {
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: []byte{prefixStream}, UpperBound: []byte{prefixStream + 1}})
+	if err != nil {
+		return err
+	}
+	defer iter.Close()
+	for valid := iter.First(); valid && ctx.Err() == nil; valid = iter.Next() {
+		row, err := decodeStreamRow(iter.Value())
+		if err != nil {
+			return err
+		}
+		if !row.settings.expires() {
+			continue
+		}
+		if err := s.expireStream(ctx, StreamID(keyNumber(iter.Key(), 0)), &row); err != nil {
+			return err
+		}
+	}
+	return errors.Join(iter.Error(), ctx.Err())
+}
+
+func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) error {
+	start, err := s.expiredUpTo(id, row)
+	if err != nil || start <= row.start {
+		return err
+	}
+	t := NewTxn()
+	t.Trim(id, start)
+	if _, _, err := s.queueTxn(ctx, t); err != nil && !errors.Is(err, ErrNoStream) {
+		return err
+	}
+	s.metrics.expired.Inc()
+	return nil
+}
+
+// expiredUpTo is the offset up to which the stream's extents have expired. An
+// extent's age counts from its largest timestamp, but from no later than when it
+// was written: a record from the future does not hold up what lies behind it.
+func (s *Store) expiredUpTo(id StreamID, row *streamRow) (start int64, err error) {
+	total := int64(0)
+	if row.settings.RetentionBytes >= 0 {
+		if total, err = s.StreamBytes(id); err != nil {
+			if errors.Is(err, ErrNoStream) {
+				err = nil
+			}
+			return row.start, err
+		}
+	}
+	start = row.start
+	oldest := s.opts.Now().UnixMilli() - row.settings.retentionMillis()
+	err = s.eachExtent(id, row.start, func(x extent) bool {
+		old := row.settings.Retention >= 0 && min(x.maxTimestamp, x.written) < oldest
+		excess := row.settings.RetentionBytes >= 0 && total-x.length >= row.settings.RetentionBytes
+		if !old && !excess {
+			return false
+		}
+		total -= x.length
+		start = x.last + 1
+		return true
+	})
+	return start, err
+}
+
+// expireProducers forgets producers that have been idle for longer than their
+// state is kept.
+func (s *Store) expireProducers(ctx context.Context) error {
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: []byte{prefixProducer}, UpperBound: []byte{prefixProducer + 1}})
+	if err != nil {
+		return err
+	}
+	defer iter.Close()
+	var expired []producerRef
+	now := s.opts.Now()
+	for valid := iter.First(); valid && ctx.Err() == nil; valid = iter.Next() {
+		state, err := decodeProducerState(iter.Value())
+		if err != nil {
+			return err
+		}
+		if state.expired(now, s.opts.ProducerExpiry) {
+			expired = append(expired, producerRef{StreamID(keyNumber(iter.Key(), 0)), int64(keyNumber(iter.Key(), 1))})
+		}
+		if len(expired) == maxExpiredProducers {
+			if err := s.queueExpiredProducers(ctx, expired); err != nil {
+				return err
+			}
+			expired = nil
+		}
+	}
+	if len(expired) > 0 {
+		if err := s.queueExpiredProducers(ctx, expired); err != nil {
+			return err
+		}
+	}
+	return errors.Join(iter.Error(), ctx.Err())
+}
+
+// maxExpiredProducers is how many producers one transaction forgets.
+const maxExpiredProducers = 1000
+
+func (s *Store) queueExpiredProducers(ctx context.Context, expired []producerRef) error {
+	size := int64(len(expired)*16 + tailEntryOverhead)
+	if err := s.admit(ctx, size); err != nil {
+		return err
+	}
+	entry := &tailEntry{size: size, producer: noProducer, txn: &mutation{expired: expired}, durable: make(chan struct{})}
+	if err := s.queue.push(entry); err != nil {
+		s.unflushed.Release(size)
+		return err
+	}
+	return nil
+}

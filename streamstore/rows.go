@@ -1,0 +1,196 @@
+package streamstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Row values begin with a version byte. To change a row's format: add a version,
+// keep decoding the old ones, and write the newest. Numbers below are varints
+// (encoding/binary: u = unsigned, i = zigzag) unless a size is given; a string is
+// a u length and its bytes.
+const rowVersion = 1
+
+var errShortRow = errors.New("row ends early")
+
+// rowReader decodes a row; the first failure sticks.
+type rowReader struct {
+	b   []byte
+	err error
+}
+
+func newRowReader(b []byte) *rowReader {
+	r := &rowReader{b: b}
+	if v := r.byte(); r.err == nil && v != rowVersion {
+		r.err = fmt.Errorf("row has version %d, this program reads version %d: it was written by a newer release", v, rowVersion)
+	}
+	return r
+}
+
+func (r *rowReader) byte() byte {
+	if b := r.bytes(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (r *rowReader) bytes(n uint64) []byte {
+	if r.err != nil || n > uint64(len(r.b)) {
+		r.fail()
+		return nil
+	}
+	b := r.b[:n:n]
+	r.b = r.b[n:]
+	return b
+}
+
+func (r *rowReader) fail() {
+	if r.err == nil {
+		r.err = errShortRow
+	}
+}
+
+func (r *rowReader) uvarint() uint64 {
+	v, n := binary.Uvarint(r.b)
+	if r.err != nil || n <= 0 {
+		r.fail()
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *rowReader) varint() int64 {
+	v, n := binary.Varint(r.b)
+	if r.err != nil || n <= 0 {
+		r.fail()
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *rowReader) string() string { return string(r.bytes(r.uvarint())) }
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// streamRow is the durable state of a stream that is not derived from its
+// records.
+//
+//	version, name string, created i (ms since 1970), start i,
+//	retention i (ms, -1 for ever), retention bytes i (-1 unlimited)
+//
+// The next offset is not stored: it follows the last extent or tail entry, and
+// is the start offset when there is none.
+type streamRow struct {
+	name     string
+	created  int64
+	start    int64 // start offset: first offset still readable
+	settings Settings
+}
+
+func (row *streamRow) encode() []byte {
+	b := append(make([]byte, 0, 32+len(row.name)), rowVersion)
+	b = appendString(b, row.name)
+	b = binary.AppendVarint(b, row.created)
+	b = binary.AppendVarint(b, row.start)
+	b = binary.AppendVarint(b, row.settings.retentionMillis())
+	return binary.AppendVarint(b, row.settings.RetentionBytes)
+}
+
+func decodeStreamRow(b []byte) (row streamRow, err error) {
+	r := newRowReader(b)
+	row.name = r.string()
+	row.created = r.varint()
+	row.start = r.varint()
+	row.settings.Retention = durationOfMillis(r.varint())
+	row.settings.RetentionBytes = r.varint()
+	return row, r.err
+}
+
+// extent finds one stream's contiguous run of batches inside one object of the
+// bucket. Runs longer than extentTarget are cut into several extents, so that
+// finding an offset inside one reads at most about extentTarget bytes.
+//
+// Key: stream id, last offset. Value:
+//
+//	version, object u (commit number), position u, length u,
+//	last offset - base offset u, max timestamp i, written i (ms since 1970)
+type extent struct {
+	base, last   int64 // offsets
+	object       uint64
+	position     int64 // byte position in the object
+	length       int64
+	maxTimestamp int64 // largest maxTimestamp of its batches, ms
+	written      int64 // when the commit was made, ms
+}
+
+// extentTarget is the size, in bytes, at which a run of batches is cut.
+const extentTarget = 1 << 20
+
+func (x *extent) encode(b []byte) []byte {
+	b = append(b, rowVersion)
+	b = binary.AppendUvarint(b, x.object)
+	b = binary.AppendUvarint(b, uint64(x.position))
+	b = binary.AppendUvarint(b, uint64(x.length))
+	b = binary.AppendUvarint(b, uint64(x.last-x.base))
+	b = binary.AppendVarint(b, x.maxTimestamp)
+	return binary.AppendVarint(b, x.written)
+}
+
+func decodeExtent(key, value []byte) (x extent, err error) {
+	r := newRowReader(value)
+	x.last = int64(keyNumber(key, 1))
+	x.object = r.uvarint()
+	x.position = int64(r.uvarint())
+	x.length = int64(r.uvarint())
+	x.base = x.last - int64(r.uvarint())
+	x.maxTimestamp = r.varint()
+	x.written = r.varint()
+	return x, r.err
+}
+
+// Settings of a stream. Make them with DefaultSettings.
+type Settings struct {
+	// Retention: records older than this, by the earlier of their timestamp and
+	// the time they were written to the bucket, expire. Millisecond precision.
+	// Negative: never. Zero is invalid.
+	Retention time.Duration
+	// RetentionBytes: the oldest records expire while more than this many bytes
+	// remain without them. Negative: unlimited. Zero keeps nothing but the
+	// newest extent's worth of records that is not yet due.
+	RetentionBytes int64
+}
+
+// DefaultSettings keep records for ever.
+func DefaultSettings() Settings { return Settings{Retention: -1, RetentionBytes: -1} }
+
+func (s Settings) validate() error {
+	if s.Retention >= 0 && s.Retention < time.Millisecond {
+		return fmt.Errorf("%w: retention must be at least 1 ms, or negative for ever, not %v", ErrInvalidSettings, s.Retention)
+	}
+	return nil
+}
+
+func (s Settings) expires() bool { return s.Retention >= 0 || s.RetentionBytes >= 0 }
+
+func (s Settings) retentionMillis() int64 {
+	if s.Retention < 0 {
+		return -1
+	}
+	return s.Retention.Milliseconds()
+}
+
+// durationOfMillis turns the stored form back; what a Duration cannot hold (292
+// years) counts as for ever.
+func durationOfMillis(ms int64) time.Duration {
+	if ms < 0 || ms > math.MaxInt64/int64(time.Millisecond) {
+		return -1
+	}
+	return time.Duration(ms) * time.Millisecond
+}

@@ -1,0 +1,190 @@
+package streamstore
+
+import (
+	"container/list"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// segmentCache keeps extents read from the bucket in memory, least recently used
+// dropped first. The extent is its unit: a stream's history costs its own bytes,
+// nothing is rounded up. A reader gets the bytes that it waited for even if the
+// cache drops them at once, so a small cache slows readers down but never stops
+// them.
+type segmentCache struct {
+	store    *Store
+	budget   int64
+	fetching *semaphore.Weighted // bounds the bytes being fetched
+
+	mu struct {
+		sync.Mutex
+		entries map[segmentKey]*list.Element // of *segmentEntry
+		lru     list.List                    // most recently used first
+		bytes   int64
+		flights map[segmentKey]*flight
+	}
+}
+
+type segmentKey struct {
+	object   uint64
+	position int64
+}
+
+type segmentEntry struct {
+	key  segmentKey
+	data []byte
+}
+
+// flight is one extent on its way from the bucket. Whoever wants it waits for it.
+type flight struct {
+	extent extent
+	done   chan struct{}
+	data   []byte
+	err    error
+}
+
+const (
+	// maxFetchingBytes bounds the bytes that are on their way from the bucket.
+	maxFetchingBytes = 64 << 20
+	// fetchTimeout bounds one read of the bucket, waiting for its turn included.
+	fetchTimeout = time.Minute
+)
+
+func newSegmentCache(s *Store) *segmentCache {
+	c := &segmentCache{store: s, budget: s.opts.SegmentCacheBytes, fetching: semaphore.NewWeighted(maxFetchingBytes)}
+	c.mu.entries = make(map[segmentKey]*list.Element)
+	c.mu.flights = make(map[segmentKey]*flight)
+	return c
+}
+
+func (x *extent) key() segmentKey { return segmentKey{x.object, x.position} }
+
+// load returns the checked bytes of extents[0]. If it has to be fetched, those
+// behind it that lie next to it in the same object come along in one request.
+func (c *segmentCache) load(ctx context.Context, extents []extent) ([]byte, error) {
+	data, wanted, fetch := c.plan(extents)
+	if data != nil {
+		c.store.metrics.segmentHits.Inc()
+		return data, nil
+	}
+	if len(fetch) > 0 {
+		c.store.metrics.segmentMisses.Inc()
+		c.store.background(func() { c.fetch(fetch) })
+	}
+	select {
+	case <-wanted.done:
+		return wanted.data, wanted.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// plan looks extents[0] up; if it is neither cached nor on its way, it registers
+// the flights that the caller is to fetch.
+func (c *segmentCache) plan(extents []extent) (data []byte, wanted *flight, fetch []*flight) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if element, ok := c.mu.entries[extents[0].key()]; ok {
+		c.mu.lru.MoveToFront(element)
+		return element.Value.(*segmentEntry).data, nil, nil
+	}
+	if f, ok := c.mu.flights[extents[0].key()]; ok {
+		return nil, f, nil
+	}
+	for i, x := range extents {
+		_, cached := c.mu.entries[x.key()]
+		_, flying := c.mu.flights[x.key()]
+		if i > 0 && (cached || flying || !follows(extents[i-1], x)) {
+			break
+		}
+		f := &flight{extent: x, done: make(chan struct{})}
+		c.mu.flights[x.key()] = f
+		fetch = append(fetch, f)
+	}
+	return nil, fetch[0], fetch
+}
+
+// fetch reads neighbouring extents with one request and lands their flights.
+func (c *segmentCache) fetch(flights []*flight) {
+	ctx, cancel := context.WithTimeout(c.store.ctx, fetchTimeout)
+	defer cancel()
+	first, last := flights[0].extent, flights[len(flights)-1].extent
+	data, err := c.read(ctx, first.object, first.position, last.position+last.length-first.position)
+	for _, f := range flights {
+		if f.err = err; err == nil {
+			// A copy each, so that one of them in the cache does not hold them all.
+			from := f.extent.position - first.position
+			f.data = data[from : from+f.extent.length : from+f.extent.length]
+			if len(flights) > 1 {
+				f.data = append([]byte(nil), f.data...)
+			}
+			f.err = checkExtent(logName(c.store.opts.Shard, f.extent.object), f.extent, f.data)
+		}
+		c.land(f)
+	}
+}
+
+func (c *segmentCache) read(ctx context.Context, object uint64, position, length int64) ([]byte, error) {
+	weight := min(length, maxFetchingBytes)
+	if err := c.fetching.Acquire(ctx, weight); err != nil {
+		return nil, err
+	}
+	defer c.fetching.Release(weight)
+	name := logName(c.store.opts.Shard, object)
+	data, err := c.store.opts.Bucket.GetRange(ctx, name, position, length)
+	if err != nil {
+		return nil, fmt.Errorf("reading %d bytes at %d of %s: %w", length, position, name, err)
+	}
+	c.store.metrics.segmentBytes.Add(float64(length))
+	return data, nil
+}
+
+// land hands a flight to its waiters and, if it is good, to the cache.
+func (c *segmentCache) land(f *flight) {
+	c.mu.Lock()
+	delete(c.mu.flights, f.extent.key())
+	if f.err == nil {
+		c.mu.entries[f.extent.key()] = c.mu.lru.PushFront(&segmentEntry{f.extent.key(), f.data})
+		c.mu.bytes += int64(len(f.data))
+	}
+	for c.mu.bytes > c.budget {
+		oldest := c.mu.lru.Remove(c.mu.lru.Back()).(*segmentEntry)
+		delete(c.mu.entries, oldest.key)
+		c.mu.bytes -= int64(len(oldest.data))
+	}
+	c.mu.Unlock()
+	close(f.done)
+}
+
+func (c *segmentCache) size() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.bytes
+}
+
+// checkExtent proves that data is the extent's run of batches: whole, in order,
+// without gaps, each with a right checksum.
+func checkExtent(name string, x extent, data []byte) error {
+	next := x.base
+	for rest := data; len(rest) > 0; {
+		at := x.position + int64(len(data)-len(rest))
+		batch, after, ok := nextBatch(rest)
+		switch {
+		case !ok:
+			return &CorruptError{Where: name, Position: at, What: "record batch", Found: "a malformed header", Expected: fmt.Sprintf("the batch of offset %d", next)}
+		case batch.baseOffset() != next:
+			return &CorruptError{Where: name, Position: at, What: "base offset", Found: batch.baseOffset(), Expected: next}
+		case !batch.checksumOK():
+			return &CorruptError{Where: name, Position: at, What: "checksum of the batch", Found: "a mismatch", Expected: batch.checksum()}
+		}
+		next, rest = batch.lastOffset()+1, after
+	}
+	if next != x.last+1 {
+		return &CorruptError{Where: name, Position: x.position, What: "last offset of the extent", Found: next - 1, Expected: x.last}
+	}
+	return nil
+}

@@ -1,0 +1,466 @@
+package streamstore
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// Txn is a set of metadata changes that happen together or not at all: streams
+// created, deleted, trimmed and configured, and rows of the key-value space that
+// the catalogue and the coordinators keep their state in. Build it, then hand it
+// to Store.Commit once.
+type Txn struct {
+	ops     []txnOp
+	creates int
+	bytes   int64
+}
+
+type txnOp struct {
+	kind     txnKind
+	name     string
+	id       StreamID
+	offset   int64
+	settings Settings
+	key      []byte
+	value    []byte
+}
+
+type txnKind int8
+
+const (
+	txnCreate txnKind = iota
+	txnCreateIfAbsent
+	txnDelete
+	txnTrim
+	txnConfigure
+	txnSet
+	txnUnset
+)
+
+// NewTxn returns an empty transaction.
+func NewTxn() *Txn { return &Txn{} }
+
+func (t *Txn) add(op txnOp) {
+	t.ops = append(t.ops, op)
+	t.bytes += int64(len(op.name)+len(op.key)+len(op.value)) + tailEntryOverhead
+}
+
+// Create makes a stream; Commit fails with ErrStreamExists if the name is taken.
+// It returns the index of the new id in Result.Created.
+func (t *Txn) Create(name string, settings Settings) int {
+	return t.create(txnOp{kind: txnCreate, name: name, settings: settings})
+}
+
+// CreateIfAbsent makes a stream unless the name is taken; an existing stream
+// keeps its settings, and Result.Created holds its id.
+func (t *Txn) CreateIfAbsent(name string, settings Settings) int {
+	return t.create(txnOp{kind: txnCreateIfAbsent, name: name, settings: settings})
+}
+
+func (t *Txn) create(op txnOp) int {
+	t.add(op)
+	t.creates++
+	return t.creates - 1
+}
+
+// Delete removes a stream and its records. Its name is free at once. Commit fails
+// with ErrNoStream if it does not exist.
+func (t *Txn) Delete(id StreamID) { t.add(txnOp{kind: txnDelete, id: id}) }
+
+// Trim moves the start offset up to offset, which is at most the high watermark
+// (else ErrOffsetOutOfRange). An offset below the start offset changes nothing.
+func (t *Txn) Trim(id StreamID, offset int64) {
+	t.add(txnOp{kind: txnTrim, id: id, offset: offset})
+}
+
+// Configure replaces a stream's settings.
+func (t *Txn) Configure(id StreamID, settings Settings) {
+	t.add(txnOp{kind: txnConfigure, id: id, settings: settings})
+}
+
+// Set writes a row of the key-value space.
+func (t *Txn) Set(key, value []byte) { t.add(txnOp{kind: txnSet, key: key, value: value}) }
+
+// Unset removes a row of the key-value space; an absent one is no error.
+func (t *Txn) Unset(key []byte) { t.add(txnOp{kind: txnUnset, key: key}) }
+
+// Result of a transaction.
+type Result struct {
+	// Created has the id of each Create and CreateIfAbsent, in call order.
+	Created []StreamID
+}
+
+// Commit carries out a transaction and returns when it is durable in the sense
+// of Options.Durability. When an operation is refused, nothing happens. When ctx
+// ends first, Commit returns ctx.Err() and the changes stay; ErrFenced, ErrFailed
+// and ErrClosed mean that they may or may not survive.
+func (s *Store) Commit(ctx context.Context, t *Txn) (Result, error) {
+	result, entry, err := s.queueTxn(ctx, t)
+	if err != nil || entry == nil {
+		return result, err
+	}
+	return result, s.await(ctx, entry.durable)
+}
+
+// Ensure returns the id of the stream called name and makes the stream if there
+// is none, without waiting until that is durable: an append to it is ordered
+// behind its creation, so the one's acknowledgement covers the other.
+func (s *Store) Ensure(ctx context.Context, name string, settings Settings) (StreamID, error) {
+	if id, err := s.Lookup(name); err == nil {
+		return id, nil
+	}
+	t := NewTxn()
+	t.CreateIfAbsent(name, settings)
+	result, _, err := s.queueTxn(ctx, t)
+	if err != nil {
+		return 0, err
+	}
+	return result.Created[0], nil
+}
+
+// mutation is a transaction on its way through the tail: its row changes, and
+// what the flusher derives changes of extents and producers from.
+type mutation struct {
+	rows    []byte // Pebble batch (Batch.Repr) on rows n, s and k
+	deletes []StreamID
+	trims   []trimSpan
+	expired []producerRef
+
+	// pinned streams are released when the rows are in the database: until then
+	// only memory knows their new state.
+	pinned []*stream
+}
+
+// trimSpan: the start offset of a stream moved.
+type trimSpan struct {
+	id       StreamID
+	from, to int64
+}
+
+type producerRef struct {
+	id       StreamID
+	producer int64
+}
+
+// encode makes the tail entry:
+//
+//	kind (1 byte), row version, deletes u, {stream id u}, trims u,
+//	{stream id u, from u, to u}, expired producers u, {stream id u, producer u},
+//	rows: the rest
+func (m *mutation) encode() []byte {
+	b := append(make([]byte, 0, 64+len(m.rows)), tailTransaction, rowVersion)
+	b = binary.AppendUvarint(b, uint64(len(m.deletes)))
+	for _, id := range m.deletes {
+		b = binary.AppendUvarint(b, uint64(id))
+	}
+	b = binary.AppendUvarint(b, uint64(len(m.trims)))
+	for _, t := range m.trims {
+		b = binary.AppendUvarint(b, uint64(t.id))
+		b = binary.AppendUvarint(b, uint64(t.from))
+		b = binary.AppendUvarint(b, uint64(t.to))
+	}
+	b = binary.AppendUvarint(b, uint64(len(m.expired)))
+	for _, p := range m.expired {
+		b = binary.AppendUvarint(b, uint64(p.id))
+		b = binary.AppendUvarint(b, uint64(p.producer))
+	}
+	return append(b, m.rows...)
+}
+
+// decodeMutation reads what follows the kind byte.
+func decodeMutation(b []byte) (*mutation, error) {
+	r, m := newRowReader(b), &mutation{}
+	for n := r.uvarint(); n > 0 && r.err == nil; n-- {
+		m.deletes = append(m.deletes, StreamID(r.uvarint()))
+	}
+	for n := r.uvarint(); n > 0 && r.err == nil; n-- {
+		m.trims = append(m.trims, trimSpan{StreamID(r.uvarint()), int64(r.uvarint()), int64(r.uvarint())})
+	}
+	for n := r.uvarint(); n > 0 && r.err == nil; n-- {
+		m.expired = append(m.expired, producerRef{StreamID(r.uvarint()), int64(r.uvarint())})
+	}
+	if r.err != nil {
+		return nil, fmt.Errorf("transaction in the tail: %w", r.err)
+	}
+	m.rows = append([]byte(nil), r.b...)
+	return m, nil
+}
+
+// applyTo adds the row changes to batch.
+func (m *mutation) applyTo(batch *pebble.Batch, db *pebble.DB) error {
+	if len(m.rows) == 0 {
+		return nil
+	}
+	rows := db.NewBatch()
+	defer rows.Close()
+	if err := rows.SetRepr(append([]byte(nil), m.rows...)); err != nil {
+		return err
+	}
+	return batch.Apply(rows, nil)
+}
+
+// txnStage collects the effects of a transaction while its operations are
+// checked; nothing is visible before all have passed.
+type txnStage struct {
+	store    *Store
+	rows     *pebble.Batch
+	mutation *mutation
+	result   Result
+	names    map[string]StreamID // names changed so far; 0: deleted
+	created  map[StreamID]*stream
+	touched  map[StreamID]*touchedStream
+}
+
+// touchedStream is an existing stream that the transaction changes.
+type touchedStream struct {
+	stream  *stream
+	row     streamRow
+	changed bool
+	deleted bool
+}
+
+// queueTxn checks a transaction, makes it visible and queues it. The entry is
+// nil if there is nothing to change.
+func (s *Store) queueTxn(ctx context.Context, t *Txn) (Result, *tailEntry, error) {
+	size := t.bytes + tailEntryOverhead
+	if err := s.admit(ctx, size); err != nil {
+		return Result{}, nil, err
+	}
+	result, entry, err := s.queueAdmittedTxn(t, size)
+	if entry == nil {
+		s.unflushed.Release(size)
+	}
+	return result, entry, err
+}
+
+func (s *Store) queueAdmittedTxn(t *Txn, size int64) (Result, *tailEntry, error) {
+	// Transactions are checked one at a time. Point reads of the database happen
+	// under this lock: metadata changes wait for one another, appends and reads
+	// do not.
+	s.meta.Lock()
+	defer s.meta.Unlock()
+	stage := &txnStage{
+		store:    s,
+		rows:     s.db.NewBatch(),
+		mutation: &mutation{},
+		names:    make(map[string]StreamID),
+		created:  make(map[StreamID]*stream),
+		touched:  make(map[StreamID]*touchedStream),
+	}
+	defer stage.close()
+	for i := range t.ops {
+		if err := stage.check(&t.ops[i]); err != nil {
+			return Result{}, nil, err
+		}
+	}
+	entry, err := stage.queue(size)
+	return stage.result, entry, err
+}
+
+func (g *txnStage) close() {
+	g.rows.Close()
+	for _, touched := range g.touched {
+		g.store.release(touched.stream)
+	}
+}
+
+func (g *txnStage) check(op *txnOp) error {
+	switch op.kind {
+	case txnCreate, txnCreateIfAbsent:
+		return g.create(op)
+	case txnSet:
+		return g.rows.Set(kvKey(op.key), op.value, nil)
+	case txnUnset:
+		return g.rows.Delete(kvKey(op.key), nil)
+	}
+	touched, err := g.touch(op.id)
+	if err != nil {
+		return err
+	}
+	switch op.kind {
+	case txnDelete:
+		return g.delete(touched)
+	case txnTrim:
+		return g.trim(touched, op.offset)
+	default:
+		if err := op.settings.validate(); err != nil {
+			return err
+		}
+		touched.row.settings, touched.changed = op.settings, true
+		return nil
+	}
+}
+
+func (g *txnStage) create(op *txnOp) error {
+	if err := ValidateName(op.name); err != nil {
+		return err
+	}
+	if err := op.settings.validate(); err != nil {
+		return err
+	}
+	id, err := g.lookup(op.name)
+	if err != nil {
+		return err
+	}
+	if id != 0 {
+		if op.kind == txnCreate {
+			return fmt.Errorf("%w: %q", ErrStreamExists, op.name)
+		}
+		g.result.Created = append(g.result.Created, id)
+		return nil
+	}
+	id = g.store.newStreamID()
+	st := &stream{id: id}
+	st.mu.row = streamRow{name: op.name, created: g.store.opts.Now().UnixMilli(), settings: op.settings}
+	g.names[op.name] = id
+	g.created[id] = st
+	g.result.Created = append(g.result.Created, id)
+	if err := g.rows.Set(nameKey(op.name), numberKey(0, uint64(id))[1:], nil); err != nil {
+		return err
+	}
+	return g.rows.Set(streamKey(id), st.mu.row.encode(), nil)
+}
+
+func (g *txnStage) lookup(name string) (StreamID, error) {
+	if id, ok := g.names[name]; ok {
+		return id, nil
+	}
+	return g.store.lookupNewest(name)
+}
+
+// touch pins an existing stream for a change.
+func (g *txnStage) touch(id StreamID) (*touchedStream, error) {
+	touched := g.touched[id]
+	if touched == nil {
+		st, err := g.store.acquire(id)
+		if err != nil {
+			return nil, err
+		}
+		touched = &touchedStream{stream: st}
+		st.mu.Lock()
+		touched.row, touched.deleted = st.mu.row, st.mu.deleted
+		st.mu.Unlock()
+		g.touched[id] = touched
+	}
+	if touched.deleted {
+		return nil, fmt.Errorf("%w: id %d", ErrNoStream, id)
+	}
+	return touched, nil
+}
+
+func (g *txnStage) delete(t *touchedStream) error {
+	t.deleted, t.changed = true, true
+	g.names[t.row.name] = 0
+	g.mutation.deletes = append(g.mutation.deletes, t.stream.id)
+	if err := g.rows.Delete(nameKey(t.row.name), nil); err != nil {
+		return err
+	}
+	return g.rows.Delete(streamKey(t.stream.id), nil)
+}
+
+func (g *txnStage) trim(t *touchedStream, offset int64) error {
+	t.stream.mu.Lock()
+	hw := t.stream.mu.hw
+	t.stream.mu.Unlock()
+	if offset > hw {
+		return fmt.Errorf("%w: cannot trim to %d, the high watermark is %d", ErrOffsetOutOfRange, offset, hw)
+	}
+	if offset > t.row.start {
+		g.mutation.trims = append(g.mutation.trims, trimSpan{t.stream.id, t.row.start, offset})
+		t.row.start, t.changed = offset, true
+	}
+	return nil
+}
+
+// queue gives the checked transaction its place in the order and makes its
+// effects visible.
+func (g *txnStage) queue(size int64) (*tailEntry, error) {
+	for id, touched := range g.touched {
+		if touched.changed && !touched.deleted {
+			if err := g.rows.Set(streamKey(id), touched.row.encode(), nil); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if g.rows.Empty() {
+		return nil, nil
+	}
+	g.mutation.rows = append([]byte(nil), g.rows.Repr()...)
+	entry := &tailEntry{size: size, producer: noProducer, txn: g.mutation, durable: make(chan struct{})}
+	s := g.store
+	for _, st := range g.created {
+		s.adopt(st)
+		g.mutation.pinned = append(g.mutation.pinned, st)
+	}
+	for _, touched := range g.touched {
+		s.pin(touched.stream)
+		g.mutation.pinned = append(g.mutation.pinned, touched.stream)
+	}
+	if err := s.queue.push(entry); err != nil {
+		for _, st := range g.mutation.pinned {
+			s.release(st)
+		}
+		return nil, err
+	}
+	for name, id := range g.names {
+		s.pendingNames.set(name, id, entry.number, s.appender.applied.Load())
+	}
+	for _, touched := range g.touched {
+		touched.publish()
+	}
+	return entry, nil
+}
+
+// publish makes the change of an existing stream visible.
+func (t *touchedStream) publish() {
+	if !t.changed {
+		return
+	}
+	t.stream.mu.Lock()
+	defer t.stream.mu.Unlock()
+	t.stream.mu.row, t.stream.mu.deleted = t.row, t.deleted
+	t.stream.notifyLocked()
+}
+
+// pendingNames knows the names whose rows are queued but may not be in the
+// database yet. Guarded by Store.meta.
+type pendingNames struct {
+	m     map[string]pendingName
+	sweep int // size at which entries that are in the database are swept out
+}
+
+type pendingName struct {
+	id     StreamID // 0: deleted
+	number uint64   // append number of the change
+}
+
+func (p *pendingNames) set(name string, id StreamID, number, applied uint64) {
+	if p.m == nil {
+		p.m, p.sweep = make(map[string]pendingName), 1024
+	}
+	if len(p.m) >= p.sweep {
+		for name, pending := range p.m {
+			if pending.number < applied {
+				delete(p.m, name)
+			}
+		}
+		p.sweep = max(1024, 2*len(p.m))
+	}
+	p.m[name] = pendingName{id, number}
+}
+
+// lookupNewest finds a name, queued changes included; 0 if there is none. The
+// caller holds Store.meta.
+func (s *Store) lookupNewest(name string) (StreamID, error) {
+	if pending, ok := s.pendingNames.m[name]; ok {
+		if pending.number >= s.appender.applied.Load() {
+			return pending.id, nil
+		}
+		delete(s.pendingNames.m, name)
+	}
+	id, _, err := s.lookupRow(name)
+	return id, err
+}
