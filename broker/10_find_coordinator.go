@@ -53,7 +53,7 @@ func checkCoordinatorType(t int8) *kafkaproto.Error {
 	case coordinatorGroup:
 		return nil
 	case coordinatorTxn:
-		return errNoTransactions
+		return errTxnNotServed
 	}
 	return kafkaproto.ErrInvalidRequest.WithMessage("coordinators of type %d are not served by this broker", t)
 }
@@ -70,8 +70,8 @@ func (b *Broker) coordinator(key string, err *kafkaproto.Error) kmsg.FindCoordin
 	return c
 }
 
-// errNoTransactions answers every request of a transactional producer. Clients take it as fatal at once.
-var errNoTransactions = kafkaproto.ErrInvalidRequest.WithMessage("transactions are not served by this broker: unset transactional.id")
+// errTxnNotServed answers every request of a transactional producer. Clients take it as fatal at once.
+var errTxnNotServed = kafkaproto.ErrInvalidRequest.WithMessage("transactions are not served by this broker: unset transactional.id")
 
 // warnTransactions logs once that a client wants transactions: some replies have no room for the reason, and what their
 // code makes clients say ends with "see the broker logs".

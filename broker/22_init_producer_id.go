@@ -34,7 +34,7 @@ func handleInitProducerID(b *Broker, ctx context.Context, r *kafkaproto.Request)
 	resp := req.ResponseKind().(*kmsg.InitProducerIDResponse)
 	resp.ProducerID, resp.ProducerEpoch = -1, -1
 	err := checkInitProducerID(req)
-	b.warnTransactions(r, err == errNoTransactions)
+	b.warnTransactions(r, err == errTxnNotServed)
 	if err == nil {
 		resp.ProducerID, err = b.newProducerID(ctx)
 	}
@@ -56,7 +56,7 @@ func checkInitProducerID(req *kmsg.InitProducerIDRequest) *kafkaproto.Error {
 	case *req.TransactionalID == "":
 		return kafkaproto.ErrInvalidRequest
 	}
-	return errNoTransactions
+	return errTxnNotServed
 }
 
 func (b *Broker) newProducerID(ctx context.Context) (int64, *kafkaproto.Error) {

@@ -221,48 +221,6 @@ func (c *catalogue) byID(id topicID) (*topic, *kafkaproto.Error) {
 	return nil, kafkaproto.ErrUnknownTopicID
 }
 
-// autoCreateTimeout bounds how long a request waits for a topic that it did not ask for in so many words.
-const autoCreateTimeout = 15 * time.Second
-
-// autoCreate is byName for a request that may create what it names. It creates nothing if the broker's setting forbids
-// it. A creation that takes too long goes on, and the answer is LEADER_NOT_AVAILABLE, which clients retry.
-func (c *catalogue) autoCreate(ctx context.Context, name string) (*topic, *kafkaproto.Error) {
-	topics, errs := c.autoCreateAll(ctx, []string{name})
-	return topics[0], errs[0]
-}
-
-// autoCreateAll is autoCreate for many different names, which are created together. For each name it returns a topic
-// or an error.
-func (c *catalogue) autoCreateAll(ctx context.Context, names []string) ([]*topic, []*kafkaproto.Error) {
-	topics := make([]*topic, len(names))
-	errs := make([]*kafkaproto.Error, len(names))
-	var missing []creation
-	var at []int
-	for i, name := range names {
-		topics[i], errs[i] = c.byName(name)
-		if errs[i] == kafkaproto.ErrUnknownTopicOrPartition && c.opts.AutoCreateTopics {
-			missing = append(missing, c.newCreation(name))
-			at = append(at, i)
-		}
-	}
-	if len(missing) == 0 {
-		return topics, errs
-	}
-	ctx, cancel := context.WithTimeout(ctx, autoCreateTimeout)
-	defer cancel()
-	made, failed := c.create(ctx, missing, make([]*kafkaproto.Error, len(missing)), causeAuto, false)
-	for j, i := range at {
-		topics[i], errs[i] = made[j], failed[j]
-		switch errs[i] {
-		case kafkaproto.ErrTopicAlreadyExists: // by another request, since we looked
-			topics[i], errs[i] = c.byName(names[i])
-		case kafkaproto.ErrRequestTimedOut:
-			errs[i] = kafkaproto.ErrLeaderNotAvailable
-		}
-	}
-	return topics, errs
-}
-
 // A plan collects one change of the catalogue: what to write, and how the snapshot differs once that is written.
 type plan struct {
 	now *snapshot
@@ -284,31 +242,35 @@ type step func(p *plan, i int) *kafkaproto.Error
 // are written in one transaction, which is durable when change returns. With dryRun nothing is written. When ctx ends
 // first the answer is REQUEST_TIMED_OUT and the change goes on.
 //
-// Steps are called again, for a new plan, if a named stream came or went between their look and the commit.
+// A named stream may come or go between the look of a step and the commit, which then fails as a whole. The steps are then
+// called again, each for a change of its own, so that the failure is told to the one it belongs to.
 func (c *catalogue) change(ctx context.Context, names []string, checked []*kafkaproto.Error, dryRun bool, fn step) []*kafkaproto.Error {
 	if !slices.Contains(checked, nil) {
 		return checked
 	}
-	for attempt := 1; ; attempt++ {
-		errs := slices.Clone(checked)
-		err := c.attempt(ctx, names, errs, dryRun, fn)
-		if err == nil {
-			return errs
-		}
-		if attempt < maxAttempts && (errors.Is(err, streamstore.ErrStreamExists) || errors.Is(err, streamstore.ErrNoStream)) {
-			continue
-		}
-		for i := range errs {
-			if errs[i] == nil {
-				errs[i] = storeError(err)
-			}
-		}
-		return errs
+	errs := slices.Clone(checked)
+	err := c.attempt(ctx, names, errs, dryRun, fn)
+	if len(names) > 1 && (errors.Is(err, streamstore.ErrStreamExists) || errors.Is(err, streamstore.ErrNoStream)) {
+		return c.changeEach(ctx, names, checked, dryRun, fn)
 	}
+	for i := range errs {
+		if errs[i] == nil {
+			errs[i] = storeError(err)
+		}
+	}
+	return errs
 }
 
-// maxAttempts bounds the plans that are made for one change.
-const maxAttempts = 4
+func (c *catalogue) changeEach(ctx context.Context, names []string, checked []*kafkaproto.Error, dryRun bool, fn step) []*kafkaproto.Error {
+	errs := slices.Clone(checked)
+	for i := range errs {
+		if errs[i] == nil {
+			alone := func(p *plan, _ int) *kafkaproto.Error { return fn(p, i) }
+			errs[i] = c.change(ctx, names[i:i+1], []*kafkaproto.Error{nil}, dryRun, alone)[0]
+		}
+	}
+	return errs
+}
 
 // attempt makes a plan, filling errs, and commits it.
 func (c *catalogue) attempt(ctx context.Context, names []string, errs []*kafkaproto.Error, dryRun bool, fn step) error {

@@ -18,15 +18,6 @@ type creation struct {
 	config     *topicConfig
 }
 
-// newCreation is a creation with the broker's defaults.
-func (c *catalogue) newCreation(name string) creation {
-	w := creation{name: name, partitions: c.opts.DefaultPartitions, config: c.defaultsFor(name).storedConfig(nil)}
-	if isStreamName(name) {
-		w.partitions = 1
-	}
-	return w
-}
-
 // create makes topics and named streams, each with all its partitions or not at all, but for those whose checked error
 // is set. The result holds a topic or an error for each; with dryRun it holds errors only. Errors: TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION for a name that collides with
 // another, POLICY_VIOLATION for too many partitions at once, and those of the store.
@@ -61,10 +52,12 @@ func (c *catalogue) create(ctx context.Context, wanted []creation, checked []*ka
 	return topics, errs
 }
 
+var errTooManyPartitions = kafkaproto.ErrPolicyViolation.WithMessage("one request may create at most %d partitions", maxPartitionsPerRequest)
+
 // addPartitions counts n more partitions against the limit of one request.
 func (p *plan) addPartitions(n int32) *kafkaproto.Error {
 	if p.newPartitions+int(n) > maxPartitionsPerRequest {
-		return kafkaproto.ErrPolicyViolation.WithMessage("one request may create at most %d partitions", maxPartitionsPerRequest)
+		return errTooManyPartitions
 	}
 	p.newPartitions += int(n)
 	return nil

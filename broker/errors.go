@@ -27,7 +27,7 @@ var storeErrors = []struct {
 	{streamstore.ErrOutOfOrderSequence, kafkaproto.ErrOutOfOrderSequenceNumber},
 	{streamstore.ErrInvalidProducerEpoch, kafkaproto.ErrInvalidProducerEpoch},
 	// Nothing was appended: the writer waits and tries again.
-	{streamstore.ErrBackpressure, kafkaproto.ErrNotEnoughReplicas.WithMessage("the object store is behind; nothing was written, try again")},
+	{streamstore.ErrBackpressure, errBackpressure},
 	// Another broker owns the data now. This code makes clients refresh their metadata, which finds it.
 	{streamstore.ErrFenced, kafkaproto.ErrNotLeaderOrFollower.WithMessage("another broker has taken over this store")},
 	{streamstore.ErrFailed, kafkaproto.ErrKafkaStorageError.WithMessage("the store has failed and takes no writes until the broker is restarted")},
@@ -36,6 +36,8 @@ var storeErrors = []struct {
 	{context.DeadlineExceeded, kafkaproto.ErrRequestTimedOut},
 	{context.Canceled, kafkaproto.ErrRequestTimedOut},
 }
+
+var errBackpressure = kafkaproto.ErrNotEnoughReplicas.WithMessage("the object store is behind, or the local disk is nearly full; nothing was written, try again")
 
 // Errors of DescribeCluster (KIP-919).
 var (
