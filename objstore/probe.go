@@ -47,7 +47,7 @@ func probe(ctx context.Context, b Bucket, policy RetryPolicy, log *zap.Logger) e
 		case err == nil:
 			return nil
 		case errors.Is(err, ErrExists):
-			// A name that cannot exist does: a lost answer, or a store that lies.
+			// A name that cannot exist does.
 			if taken++; taken == 3 {
 				return &unfitError{b.Location(), "it says of new objects that they exist. Check the proxy in front of it, if any."}
 			}
@@ -97,7 +97,8 @@ func newProber(b Bucket) *prober {
 }
 
 func (p *prober) run(ctx context.Context) error {
-	if err := p.bucket.Create(ctx, p.name, p.first); err != nil {
+	err := p.bucket.Create(ctx, p.name, p.first)
+	if err != nil && !errors.Is(err, ErrAmbiguous) { // then the checks will tell
 		return err
 	}
 	for _, check := range []func(context.Context) error{p.checkCreate, p.checkGet, p.checkRange, p.checkList} {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -159,6 +160,16 @@ func (b *s3Bucket) Create(ctx context.Context, name string, data []byte) error {
 	// 409 ConditionalRequestConflict, "another request on the same key got in the
 	// way, try again", is left to the guard.
 	return s3Error(err)
+}
+
+// Get knows that thanos, reading ahead to see whether there is an object, takes the end
+// of an empty one for an error. A lost connection shows as another error.
+func (b *s3Bucket) Get(ctx context.Context, name string) ([]byte, error) {
+	data, err := b.remote.Get(ctx, name)
+	if err == io.EOF {
+		return []byte{}, nil
+	}
+	return data, err
 }
 
 func (b *s3Bucket) List(ctx context.Context, dir, after string, fn func(ObjectInfo) error) error {
