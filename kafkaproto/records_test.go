@@ -282,11 +282,11 @@ func bomb(t testing.TB, codec Codec, size int) RecordBatch {
 }
 
 func TestBombsAreRefusedInBoundedMemory(t *testing.T) {
-	const size = 64 << 20
+	const size = 20 << 20
 	for _, codec := range []Codec{CodecGzip, CodecLZ4, CodecZstd} {
 		t.Run(codec.String(), func(t *testing.T) {
 			b := bomb(t, codec, size)
-			limits := IterLimits{MaxBytes: 4 << 20, MaxRecordBytes: 4 << 20}
+			limits := IterLimits{MaxBytes: 2 << 20, MaxRecordBytes: 2 << 20}
 			var err error
 			if n := allocated(func() { _, _, err = readAll(b, limits) }); n > 16<<20 {
 				t.Errorf("allocated %d MiB", n>>20)
@@ -295,7 +295,7 @@ func TestBombsAreRefusedInBoundedMemory(t *testing.T) {
 				t.Errorf("record limit: %v", err)
 			}
 			limits.MaxRecordBytes = 1 << 30
-			if n := allocated(func() { _, _, err = readAll(b, limits) }); n > 32<<20 {
+			if n := allocated(func() { _, _, err = readAll(b, limits) }); n > 20<<20 {
 				t.Errorf("allocated %d MiB", n>>20)
 			}
 			if !errors.Is(err, ErrExpandLimit) {
