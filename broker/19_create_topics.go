@@ -44,7 +44,7 @@ func handleCreateTopics(b *Broker, ctx context.Context, r *kafkaproto.Request) (
 	errs := make([]*kafkaproto.Error, len(topics))
 	for i, t := range topics {
 		if repeated[t.Topic] {
-			errs[i] = errNamedTwice(t.Topic)
+			errs[i] = errRepeated(t.Topic)
 		} else {
 			wanted[i], errs[i] = b.checkCreation(t)
 		}

@@ -78,7 +78,7 @@ func (b *Broker) checkDeletions(all []deletion) []deletion {
 	for i, d := range firsts {
 		deletions[i] = *d
 		if d.topic != nil && repeated[key{id: d.topic.id}] {
-			deletions[i].err = errNamedTwice(d.topic.name)
+			deletions[i].err = errRepeated(d.topic.name)
 		}
 	}
 	return deletions

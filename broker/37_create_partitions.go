@@ -33,7 +33,7 @@ func handleCreatePartitions(b *Broker, ctx context.Context, r *kafkaproto.Reques
 	for i, t := range topics {
 		names[i], totals[i] = t.Topic, t.Count
 		if repeated[t.Topic] {
-			errs[i] = errNamedTwice(t.Topic)
+			errs[i] = errRepeated(t.Topic)
 		} else {
 			errs[i] = b.checkExtension(t)
 		}

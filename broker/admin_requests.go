@@ -45,7 +45,7 @@ func distinct[T any, K comparable](items []T, key func(*T) K) (firsts []*T, repe
 	return firsts, repeated
 }
 
-// errNamedTwice answers for a topic or resource that a request names more than once.
-func errNamedTwice(name string) *kafkaproto.Error {
+// errRepeated answers for a topic or resource that a request names more than once.
+func errRepeated(name string) *kafkaproto.Error {
 	return kafkaproto.ErrInvalidRequest.WithMessage("%q is named more than once in one request", name)
 }

@@ -30,7 +30,7 @@ func alterResources[T any](b *Broker, ctx context.Context, items []*T, key func(
 		k := key(item)
 		checked[i] = checkAlterable(k)
 		if repeated[k] {
-			checked[i] = errNamedTwice(k.name)
+			checked[i] = errRepeated(k.name)
 		}
 		alterations[i] = alteration{name: k.name, fn: func(overrides map[string]string) *kafkaproto.Error { return apply(item, overrides) }}
 	}
