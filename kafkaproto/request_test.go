@@ -233,8 +233,9 @@ func TestProduceWalkBoundsTopicsAndPartitions(t *testing.T) {
 						t.Fatal(err)
 					}
 				})
-				// Size classes round up.
-				if limit := uint64(shape.decodedBytes())*5/4 + 4096; n > limit {
+				// Size classes round up, and without optimization, as under the race
+				// detector, kmsg allocates an array twice, once as garbage.
+				if limit := uint64(shape.decodedBytes())*9/4 + 4096; n > limit {
 					t.Errorf("v%d %+v: %d allocated, %d charged", v, tc, n, shape.decodedBytes())
 				}
 			}

@@ -607,7 +607,7 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 func TestSlowReaderGetsAllOfALargeResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 4 << 20
-		h := start(t, Options{WriteTimeout: 10 * time.Second}, func(_ context.Context, r *Request) (Reply, error) {
+		h := start(t, Options{WriteTimeout: 11 * time.Second}, func(_ context.Context, r *Request) (Reply, error) {
 			resp := r.Response().(*kmsg.FetchResponse)
 			topic, part := kmsg.NewFetchResponseTopic(), kmsg.NewFetchResponseTopicPartition()
 			part.RecordBatches = make([]byte, size)
@@ -618,6 +618,7 @@ func TestSlowReaderGetsAllOfALargeResponse(t *testing.T) {
 		c := h.dial()
 		begin := time.Now()
 		c.request(kmsg.NewPtrFetchRequest(), 12, 1)
+		// The first step takes two reads, the size and the rest.
 		slow := &client{t: t, Conn: slowConn{c.Conn, 5 * time.Second, writeStepBytes}}
 		resp := kmsg.NewPtrFetchResponse()
 		slow.expect(1, resp, 12)
