@@ -123,11 +123,9 @@ const (
 )
 
 func (s *Store) pebbleOptions() *pebble.Options {
-	cache := pebble.NewCache(s.opts.BlockCacheBytes)
-	defer cache.Unref() // the database holds its own reference
 	o := &pebble.Options{
 		FS:                          s.opts.FS,
-		Cache:                       cache,
+		CacheSize:                   s.opts.BlockCacheBytes,
 		FormatMajorVersion:          pebble.FormatNewest,
 		Logger:                      pebbleLogger{s},
 		MemTableSize:                memTableBytes,
