@@ -59,8 +59,11 @@ func (b *gcsBucket) Create(ctx context.Context, name string, data []byte) error 
 	if err == nil {
 		err = w.Close()
 	}
-	if gcsStatus(err) == http.StatusPreconditionFailed {
+	switch gcsStatus(err) {
+	case http.StatusPreconditionFailed:
 		return fmt.Errorf("%w: %w", ErrExists, err)
+	case http.StatusNotFound: // nothing else can be missing
+		return fmt.Errorf("%w: %w", ErrNoBucket, err)
 	}
 	return gcsError(err)
 }

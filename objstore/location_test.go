@@ -161,6 +161,9 @@ func TestLocation(t *testing.T) {
 		if got := b.Location(); got != want {
 			t.Errorf("Location of %s is %s", address, got)
 		}
+		if got, want := b.Local(), strings.HasPrefix(want, "file") || strings.HasPrefix(want, "mem"); got != want {
+			t.Errorf("Local of %s is %v", address, got)
+		}
 		b.Close()
 	}
 }
