@@ -19,7 +19,7 @@ import (
 // leaderEpoch is the epoch of every partition. An epoch exists so that clients can find out which records a change of
 // leader cut off; a record that a reader has seen here is durable and is never cut off, so all data belongs to one
 // epoch and no client ever has to truncate.
-const leaderEpoch = 0
+const leaderEpoch = streamstore.LeaderEpoch
 
 // Options configure a [Broker].
 type Options struct {
