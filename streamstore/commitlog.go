@@ -156,14 +156,14 @@ func decodeCommitHeader(where string, b []byte) (h commitHeader, err error) {
 	return h, nil
 }
 
-// sealCommit completes an encoded object: object holds room for the header, then
+// seal completes an encoded object: object holds room for the header, then
 // the data section; state is appended compressed, then the footer. It fills in
 // the lengths and checksums of h.
-func sealCommit(h *commitHeader, object, state []byte) []byte {
+func (c stateCodec) seal(h *commitHeader, object, state []byte) []byte {
 	data := object[commitHeaderSize:]
 	h.dataLength, h.dataCRC = int64(len(data)), crc32.Checksum(data, castagnoli)
 	if len(state) > 0 {
-		object = stateEncoder.EncodeAll(state, object)
+		object = c.encoder.EncodeAll(state, object)
 	}
 	compressed := object[commitHeaderSize+h.dataLength:]
 	h.stateLen, h.stateCRC = int64(len(compressed)), crc32.Checksum(compressed, castagnoli)
@@ -175,21 +175,27 @@ func sealCommit(h *commitHeader, object, state []byte) []byte {
 	return object
 }
 
-var (
-	stateEncoder = mustZstd(zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1)))
-	stateDecoder = mustZstd(zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxStateBytes)))
-)
-
-func mustZstd[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
+// stateCodec compresses and decompresses state sections.
+type stateCodec struct {
+	encoder *zstd.Encoder
+	decoder *zstd.Decoder
 }
 
-// decodeState checks and decompresses the state section of the object whose
+func newStateCodec() stateCodec {
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		panic(err) // only for wrong options
+	}
+	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(maxReplayFetches), zstd.WithDecoderMaxMemory(maxStateBytes))
+	if err != nil {
+		panic(err) // only for wrong options
+	}
+	return stateCodec{encoder, decoder}
+}
+
+// open checks and decompresses the state section of the object whose
 // header is h. tail is the object from the state section on.
-func decodeState(where string, h *commitHeader, tail []byte) ([]byte, error) {
+func (c stateCodec) open(where string, h *commitHeader, tail []byte) ([]byte, error) {
 	at := commitHeaderSize + h.dataLength
 	corrupt := func(at int64, what string, found, expected any) ([]byte, error) {
 		return nil, &CorruptError{Where: where, Position: at, What: what, Found: found, Expected: expected}
@@ -207,7 +213,7 @@ func decodeState(where string, h *commitHeader, tail []byte) ([]byte, error) {
 	if len(compressed) == 0 {
 		return nil, nil
 	}
-	state, err := stateDecoder.DecodeAll(compressed, nil)
+	state, err := c.decoder.DecodeAll(compressed, nil)
 	if err != nil {
 		return corrupt(at, "state section", err, "zstd")
 	}

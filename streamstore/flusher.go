@@ -311,7 +311,7 @@ func (f *flusher) start(ctx context.Context, c *commit) error {
 	if err := state.Apply(derived, nil); err != nil {
 		return err
 	}
-	c.object = sealCommit(&c.header, c.object, state.Repr())
+	c.object = f.store.codec.seal(&c.header, c.object, state.Repr())
 	f.store.background(func() {
 		f.upload(ctx, c)
 		select {

@@ -45,6 +45,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		opts:         opts,
 		log:          opts.Logger,
 		metrics:      newMetrics(opts.Registerer),
+		codec:        newStateCodec(),
 		failed:       make(chan struct{}),
 		stopAppender: make(chan struct{}),
 	}
@@ -98,8 +99,8 @@ func (s *Store) followAndClaim(ctx context.Context) error {
 
 // openDatabase opens or creates the local database.
 func (s *Store) openDatabase() error {
-	if err := s.opts.FS.MkdirAll(s.opts.Dir, 0o755); err != nil {
-		return fmt.Errorf("data directory: %w", err)
+	if err := makeDir(s.opts.FS, s.opts.Dir); err != nil {
+		return fmt.Errorf("data directory %s: %w", s.opts.Dir, err)
 	}
 	if err := s.freeBallast(); err != nil {
 		return err
@@ -111,6 +112,32 @@ func (s *Store) openDatabase() error {
 	s.db = db
 	s.reserveBallast()
 	return nil
+}
+
+// makeDir makes a folder and those above it, and syncs each new entry: a synced
+// file in a folder whose own entry is lost with the power is lost as well.
+func makeDir(fs vfs.FS, dir string) error {
+	if _, err := fs.Stat(dir); err == nil {
+		return nil
+	}
+	parent := fs.PathDir(dir)
+	if parent != dir {
+		if err := makeDir(fs, parent); err != nil {
+			return err
+		}
+	}
+	if err := fs.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return syncDir(fs, parent)
+}
+
+func syncDir(fs vfs.FS, dir string) error {
+	d, err := fs.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 const (

@@ -230,7 +230,7 @@ func (s *Store) readState(ctx context.Context, info objstore.ObjectInfo) (h comm
 			return h, nil, err
 		}
 	}
-	state, err = decodeState(info.Name, &h, tail)
+	state, err = s.codec.open(info.Name, &h, tail)
 	return h, state, err
 }
 
@@ -380,7 +380,7 @@ func joinNonces(nonces []nonce) (b []byte) {
 }
 
 func (s *Store) createClaim(ctx context.Context, h *commitHeader) (won bool, err error) {
-	object := sealCommit(h, make([]byte, commitHeaderSize), nil)
+	object := s.codec.seal(h, make([]byte, commitHeaderSize), nil)
 	name := logName(h.shard, h.number)
 	err = retry(ctx, s.log, "claiming the shard", func() error {
 		err := s.opts.Bucket.Create(ctx, name, object)
@@ -539,15 +539,15 @@ func (s *Store) decodeTail(number uint64, value []byte) (*tailEntry, error) {
 
 // readopt puts a tail entry found on disk back where Append had put it.
 func (s *Store) readopt(e *tailEntry, deleted map[StreamID]bool) error {
+	if s.opts.Durability == Local {
+		defer close(e.durable) // it is on this disk
+	}
 	if e.stream == nil {
-		close(e.durable)
 		return nil
 	}
 	st, err := s.acquire(e.stream.id) // pinned until flushed
 	if errors.Is(err, ErrNoStream) && deleted[e.stream.id] {
-		e.stream = nil
-		e.batch = nil
-		close(e.durable)
+		e.stream, e.batch = nil, nil
 		return nil
 	}
 	if err != nil {
@@ -578,7 +578,6 @@ func (s *Store) readopt(e *tailEntry, deleted map[StreamID]bool) error {
 	st.mu.next = e.last + 1
 	if s.opts.Durability == Local {
 		st.mu.hw = st.mu.next
-		close(e.durable)
 	}
 	s.tailCache.add(e)
 	return nil

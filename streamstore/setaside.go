@@ -82,11 +82,7 @@ func (s *Store) writeSetAside(name string) (appends int, err error) {
 	if err := file.Sync(); err != nil {
 		return 0, err
 	}
-	dir, err := s.opts.FS.OpenDir(s.opts.Dir)
-	if err != nil {
-		return 0, err
-	}
-	return appends, errors.Join(dir.Sync(), dir.Close())
+	return appends, syncDir(s.opts.FS, s.opts.Dir)
 }
 
 // setAsideName is the stream's name, or its id if the name is gone with the

@@ -22,6 +22,7 @@ type Store struct {
 	log     *zap.Logger
 	metrics *metrics
 	db      *pebble.DB
+	codec   stateCodec
 
 	epoch    uint64
 	nonce    nonce
