@@ -532,19 +532,20 @@ func (c *conn) logEnd() {
 	}
 	switch cl.reason {
 	case closedPanic:
-		c.srv.logger.Error("handler panicked, connection closed", append(fields, zap.ByteString("stack", cl.stack))...)
+		fields = append(fields, zap.ByteString("stack", cl.stack))
+		c.srv.logBounded(zap.ErrorLevel, c.host, "handler panicked, connection closed", fields...)
 	case closedHandler:
-		c.srv.logger.Error("request failed, connection closed", fields...)
+		c.srv.logBounded(zap.WarnLevel, c.host, "request failed, connection closed", fields...)
 	case closedIdle, closedDrain:
 		c.srv.logger.Debug("connection closed", fields...)
 	case closedByClient:
-		if errors.Is(cl.err, errClosedByPeer) { // in the middle of a request
-			c.srv.logBounded(c.host, "connection closed by the client", fields...)
+		if !errors.Is(cl.err, errClosedByPeer) { // between requests, as it should be
+			c.srv.logger.Debug("connection closed by the client", fields...)
 			return
 		}
-		c.srv.logger.Debug("connection closed by the client", fields...)
+		c.srv.logBounded(zap.InfoLevel, c.host, "connection closed by the client", fields...)
 	default:
-		c.srv.logBounded(c.host, "connection closed", fields...)
+		c.srv.logBounded(zap.InfoLevel, c.host, "connection closed", fields...)
 	}
 }
 

@@ -90,8 +90,8 @@ func (f *frameReader) check(h *frameHead) error {
 }
 
 // readBody reads the rest of the frame into memory that is charged to l first. The
-// buffer grows with what has arrived: a frame that is announced and never sent costs
-// firstFrameBytes.
+// buffer grows with what has arrived and is at most eight times as large: a frame
+// that is announced and never sent costs firstFrameBytes.
 func (f *frameReader) readBody(ctx context.Context, size int, frames *budget, l *lease) ([]byte, error) {
 	room := min(size, firstFrameBytes)
 	if err := frames.acquire(ctx, l, int64(room)); err != nil {
@@ -110,7 +110,9 @@ func (f *frameReader) readBody(ctx context.Context, size int, frames *budget, l 
 		if n < len(buf) {
 			continue
 		}
-		room = min(size, 4*len(buf))
+		if room = 4 * len(buf); size <= 2*room {
+			room = size // spares one more copy for a little more
+		}
 		if err := l.grow(ctx, int64(room-len(buf))); err != nil {
 			return nil, budgetError(size, err)
 		}

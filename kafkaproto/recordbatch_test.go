@@ -219,7 +219,11 @@ func TestValidateBatch(t *testing.T) {
 			return b
 		}, ErrInvalidRecord},
 		{"count and delta differ", func(b RecordBatch, _ *BatchLimits) []byte { b.putInt32(offLastOffsetDelta, 5); b.SetCRC(); return b }, ErrInvalidRecord},
-		{"delta overflows", func(b RecordBatch, _ *BatchLimits) []byte { b.putInt32(offLastOffsetDelta, math.MaxInt32); b.SetCRC(); return b }, ErrInvalidRecord},
+		{"delta overflows", func(b RecordBatch, _ *BatchLimits) []byte {
+			b.putInt32(offLastOffsetDelta, math.MaxInt32)
+			b.SetCRC()
+			return b
+		}, ErrInvalidRecord},
 		{"control batch", func(b RecordBatch, _ *BatchLimits) []byte {
 			b.putInt16(offAttributes, b.Attributes()|attrControl)
 			b.SetCRC()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 )
 
 // ErrServerClosed is returned by [Server.Serve] after [Server.Shutdown].
@@ -89,7 +90,7 @@ func (s *Server) Serve(l net.Listener) error {
 		// Accept fails for a while when the process is out of file descriptors.
 		// Giving up would turn that into an outage.
 		delay = min(max(2*delay, 5*time.Millisecond), time.Second)
-		s.logBounded("accept", "cannot accept connections, trying again", zap.Error(err), zap.Duration("delay", delay))
+		s.logBounded(zap.WarnLevel, "accept", "cannot accept connections, trying again", zap.Error(err), zap.Duration("delay", delay))
 		select {
 		case <-time.After(delay):
 		case <-s.ctx.Done():
@@ -109,7 +110,7 @@ func (s *Server) start(nc net.Conn) {
 		}
 		s.metrics.closed[closedLimit].Inc()
 		host := hostOf(nc.RemoteAddr())
-		s.logBounded(host, "connection refused", zap.String("remote", host), zap.Error(err))
+		s.logBounded(zap.InfoLevel, host, "connection refused", zap.String("remote", host), zap.Error(err))
 		return
 	}
 	s.metrics.connections.Inc()
@@ -221,7 +222,7 @@ func (s *Server) isClosed() bool {
 }
 
 // logBounded logs about a remote host, a bounded number of lines per minute.
-func (s *Server) logBounded(host, msg string, fields ...zap.Field) {
+func (s *Server) logBounded(level zapcore.Level, host, msg string, fields ...zap.Field) {
 	suppressed, ok := s.logs.allow(host)
 	if !ok {
 		return
@@ -229,7 +230,7 @@ func (s *Server) logBounded(host, msg string, fields ...zap.Field) {
 	if suppressed > 0 {
 		fields = append(fields, zap.Int("similar_suppressed", suppressed))
 	}
-	s.logger.Info(msg, fields...)
+	s.logger.Log(level, msg, fields...)
 }
 
 // hostOf returns the remote address without its port, which differs between
