@@ -93,6 +93,9 @@ func (f *frameReader) check(h *frameHead) error {
 // buffer grows with what has arrived and is at most eight times as large: a frame
 // that is announced and never sent costs firstFrameBytes.
 func (f *frameReader) readBody(ctx context.Context, size int, frames *budget, l *lease) ([]byte, error) {
+	if int64(size) > frames.capacity {
+		return nil, budgetError(size, errOverBudget)
+	}
 	room := min(size, firstFrameBytes)
 	if err := frames.acquire(ctx, l, int64(room)); err != nil {
 		return nil, budgetError(size, err)

@@ -107,6 +107,7 @@ func TestPipelinesOverTCP(t *testing.T) {
 			}
 			var wg sync.WaitGroup
 			defer wg.Wait()
+			defer c.Close() // unblocks the writer if the test fails
 			wg.Go(func() {
 				for _, f := range frames {
 					if _, err := c.Write(f); err != nil {
