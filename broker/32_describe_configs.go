@@ -16,6 +16,7 @@ import (
 //   - Topics, and named streams by their name, report every config of topic_config.go, also at its default.
 //   - A broker reports the configs of broker_config.go, all of them read-only. The empty name is the cluster-wide dynamic
 //     defaults, of which there are none; any other name must be this broker's id.
+//   - A resource that is named more than once is answered once, by its first naming.
 //   - A null or empty list of names asks for all configs; names that do not exist are left out.
 //   - Synonyms run from the value in effect to the default.
 //
@@ -29,8 +30,10 @@ func init() { register(kafkaproto.KeyDescribeConfigs, direct(handleDescribeConfi
 func handleDescribeConfigs(b *Broker, _ context.Context, r *kafkaproto.Request) (kmsg.Response, error) {
 	req := r.Body.(*kmsg.DescribeConfigsRequest)
 	resp := req.ResponseKind().(*kmsg.DescribeConfigsResponse)
-	for i := range req.Resources {
-		resource := &req.Resources[i]
+	resources, _ := distinct(req.Resources, func(r *kmsg.DescribeConfigsRequestResource) resource {
+		return resource{r.ResourceType, r.ResourceName}
+	})
+	for _, resource := range resources {
 		a := kmsg.NewDescribeConfigsResponseResource()
 		a.ResourceType, a.ResourceName = resource.ResourceType, resource.ResourceName
 		configs, err := b.describeResource(resource)

@@ -550,6 +550,19 @@ func TestDescribeConfigsRefuses(t *testing.T) {
 	}
 }
 
+// A reply must not grow with how often a request names the same thing.
+func TestDescribeConfigsAnswersOnce(t *testing.T) {
+	b := newAdminBroker(t, nil)
+	b.mustCreate("orders", 1)
+	req := kmsg.NewPtrDescribeConfigsRequest()
+	for range 100 {
+		req.Resources = append(req.Resources, kmsg.DescribeConfigsRequestResource{ResourceType: kmsg.ConfigResourceTypeTopic, ResourceName: "orders"})
+	}
+	if n := len(ask[*kmsg.DescribeConfigsResponse](b, 4, req).Resources); n != 1 {
+		t.Errorf("%d answers", n)
+	}
+}
+
 func TestDescribeLogDirs(t *testing.T) {
 	b := newAdminBroker(t, nil)
 	b.mustCreate("b", 2)

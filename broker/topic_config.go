@@ -26,6 +26,9 @@ const (
 	configRetentionBytes  = "retention.bytes"
 )
 
+// maxConfigValue is the longest value, in bytes. All values of a topic are one row of the store and stay in memory.
+const maxConfigValue = 32 << 10
+
 const logAppendTime = "LogAppendTime"
 
 const maxInt64 = "9223372036854775807"
@@ -260,6 +263,9 @@ func (d *configDefaults) newConfig(overrides map[string]string) (*topicConfig, *
 		def, ok := topicConfigDefs[name]
 		if !ok {
 			return nil, errUnknownConfig(name)
+		}
+		if n := len(overrides[name]); n > maxConfigValue {
+			return nil, kafkaproto.ErrInvalidConfig.WithMessage("Invalid value for configuration %s: it has %d bytes, the limit is %d", name, n, maxConfigValue)
 		}
 		overrides[name] = strings.TrimSpace(overrides[name])
 		if err := def.validate(overrides[name]); err != nil {
