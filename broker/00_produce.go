@@ -1,0 +1,236 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/streamstore"
+)
+
+// Produce (key 0), v3 to v13. v0 to v2 are advertised, because old clients of librdkafka look at them before they
+// compress, and refused.
+//
+// Behaviour:
+//   - Each partition takes exactly one batch, checked by kafkaproto.ValidateBatch without looking at its records. A
+//     partition's error concerns that partition only.
+//   - Appends happen where the request is read, in request order; the reply waits for the acknowledgements. acks=1 is
+//     synced to the local disk, acks=all is what the store's durability says.
+//   - The request's timeout bounds both waits: for room in the store (NOT_ENOUGH_REPLICAS, nothing was written) and for
+//     the acknowledgement (REQUEST_TIMED_OUT, it may be written). Clients retry both.
+//   - acks=0 has no reply. If a partition fails the connection is closed, the only way to tell the client.
+//   - A retried idempotent batch gets the offset and timestamp of the first try.
+//   - A topic name with a slash is a named stream, and is made by writing to it if topics may be created automatically.
+//     Topics are not: their clients ask for metadata first.
+//
+// Versions:
+//
+//	5  log start offset in the reply           10  leader hints (KIP-951)
+//	7  zstd (KIP-110)                          11  TRANSACTION_ABORTABLE (KIP-890)
+//	8  record errors, message (KIP-467)        12  partitions join transactions by themselves (KIP-890)
+//	9  flexible                                13  topic ids (KIP-516)
+//
+// Left out on purpose: transactions (INVALID_TXN_STATE), errors of single records (batches are refused whole), leader
+// hints (this broker leads everything it knows), recompression.
+func init() { register(int16(kmsg.Produce), handleProduce) }
+
+const (
+	acksNone   = 0
+	acksLeader = 1
+	acksAll    = -1
+
+	produceTopicIDsFrom = 13 // first version that names topics by id only
+
+	// minProduceTimeout replaces shorter timeouts. In Kafka even a timeout of 0 leaves time for the leader's own write,
+	// so clients that send 0 exist.
+	minProduceTimeout = 100 * time.Millisecond
+)
+
+var errNoTransactions = kafkaproto.ErrInvalidTxnState.WithMessage("this broker serves no transactions; produce without a transactional id")
+
+// produce is one request being served.
+type produce struct {
+	b        *Broker
+	req      *kmsg.ProduceRequest
+	ack      streamstore.Ack
+	now      int64 // the broker's clock, milliseconds since 1970
+	deadline time.Time
+
+	resp    *kmsg.ProduceResponse
+	pending []pendingAppend
+	// failure is the first partition that failed.
+	failure *kafkaproto.Error
+}
+
+// pendingAppend is a partition whose acknowledgement is still to come.
+type pendingAppend struct {
+	appended streamstore.Appended
+	reply    *kmsg.ProduceResponseTopicPartition
+}
+
+func handleProduce(b *Broker, ctx context.Context, r *kafkaproto.Request) (kafkaproto.Reply, error) {
+	req := r.Body.(*kmsg.ProduceRequest)
+	now := time.Now()
+	p := &produce{
+		b:        b,
+		req:      req,
+		now:      now.UnixMilli(),
+		deadline: now.Add(max(time.Duration(req.TimeoutMillis)*time.Millisecond, minProduceTimeout)),
+		resp:     r.Response().(*kmsg.ProduceResponse),
+	}
+	p.layOut()
+	var kerr *kafkaproto.Error
+	if p.ack, kerr = ackOf(req.Acks); kerr != nil {
+		p.refuse(kerr)
+		return p.reply, nil
+	}
+	p.append(ctx)
+	if req.Acks != acksNone {
+		return p.reply, nil
+	}
+	if p.failure != nil {
+		return nil, fmt.Errorf("broker: produce with acks=0 failed, which only a closed connection can tell the client: %w", p.failure)
+	}
+	return nil, nil
+}
+
+// ackOf translates the acks field.
+func ackOf(acks int16) (streamstore.Ack, *kafkaproto.Error) {
+	switch acks {
+	case acksNone:
+		return streamstore.AckNone, nil
+	case acksLeader:
+		return streamstore.AckLocal, nil
+	case acksAll:
+		return streamstore.AckDurable, nil
+	}
+	return 0, kafkaproto.ErrInvalidRequiredAcks.WithMessage("acks is %d; it must be -1 (all), 0 or 1", acks)
+}
+
+// layOut gives the response the topics and partitions of the request, in its order. They do not move any more.
+func (p *produce) layOut() {
+	total := 0
+	p.resp.Topics = make([]kmsg.ProduceResponseTopic, len(p.req.Topics))
+	for i := range p.req.Topics {
+		in, out := &p.req.Topics[i], &p.resp.Topics[i]
+		out.Topic, out.TopicID = in.Topic, in.TopicID
+		out.Partitions = make([]kmsg.ProduceResponseTopicPartition, len(in.Partitions))
+		for j := range in.Partitions {
+			out.Partitions[j].Default()
+			out.Partitions[j].Partition = in.Partitions[j].Partition
+			out.Partitions[j].BaseOffset = -1
+		}
+		total += len(in.Partitions)
+	}
+	p.pending = make([]pendingAppend, 0, total)
+}
+
+// refuse answers every partition with one error.
+func (p *produce) refuse(kerr *kafkaproto.Error) {
+	for i := range p.resp.Topics {
+		p.refuseTopic(&p.resp.Topics[i], kerr)
+	}
+}
+
+func (p *produce) refuseTopic(out *kmsg.ProduceResponseTopic, kerr *kafkaproto.Error) {
+	for j := range out.Partitions {
+		p.fail(&out.Partitions[j], kerr)
+	}
+}
+
+func (p *produce) fail(out *kmsg.ProduceResponseTopicPartition, kerr *kafkaproto.Error) {
+	if p.failure == nil {
+		p.failure = kerr
+	}
+	out.ErrorCode, out.ErrorMessage = errorFields(kerr)
+	out.BaseOffset, out.LogAppendTime, out.LogStartOffset = -1, -1, -1
+}
+
+// append appends the batches of all partitions in request order. Afterwards each partition has its error, or is pending.
+func (p *produce) append(ctx context.Context) {
+	ctx, cancel := context.WithDeadline(ctx, p.deadline)
+	defer cancel()
+	for i := range p.req.Topics {
+		in, out := &p.req.Topics[i], &p.resp.Topics[i]
+		t, kerr := p.topic(ctx, in)
+		if kerr != nil {
+			p.refuseTopic(out, kerr)
+			continue
+		}
+		for j := range in.Partitions {
+			if kerr := p.appendBatch(ctx, t, &in.Partitions[j], &out.Partitions[j]); kerr != nil {
+				p.fail(&out.Partitions[j], kerr)
+			}
+		}
+	}
+}
+
+// topic finds the topic of a part of the request. A named stream that does not exist is made, if the broker allows that.
+func (p *produce) topic(ctx context.Context, in *kmsg.ProduceRequestTopic) (*topic, *kafkaproto.Error) {
+	t, kerr := p.b.lookupTopic(in.Topic, in.TopicID, p.req.Version >= produceTopicIDsFrom)
+	if kerr == kafkaproto.ErrUnknownTopicOrPartition && isStreamName(in.Topic) {
+		return p.b.topics.autoCreate(ctx, in.Topic)
+	}
+	return t, kerr
+}
+
+// appendBatch checks the batch of one partition, appends it, and fills the reply with where it went.
+func (p *produce) appendBatch(ctx context.Context, t *topic, in *kmsg.ProduceRequestTopicPartition, out *kmsg.ProduceResponseTopicPartition) *kafkaproto.Error {
+	stream, ok := t.partition(in.Partition)
+	if !ok {
+		return errUnknownPartition
+	}
+	if err := p.check(t.config, in.Records); err != nil {
+		return storeError(err)
+	}
+	if t.config.logAppendTime {
+		kafkaproto.PatchLogAppendTime(in.Records, p.now)
+	}
+	appended, err := p.b.store.Append(ctx, streamstore.AppendRequest{
+		Stream:   stream,
+		Batch:    in.Records,
+		Expected: streamstore.AnyOffset,
+		Ack:      p.ack,
+	})
+	if err != nil {
+		return partitionError(err, p.req.Version >= produceTopicIDsFrom)
+	}
+	out.BaseOffset, out.LogStartOffset = appended.BaseOffset, appended.StartOffset
+	if t.config.logAppendTime || appended.Duplicate {
+		out.LogAppendTime = appended.Timestamp
+	}
+	p.pending = append(p.pending, pendingAppend{appended, out})
+	return nil
+}
+
+// check validates one records field by the rules of its topic.
+func (p *produce) check(c *topicConfig, records []byte) error {
+	limits := kafkaproto.BatchLimits{MaxBytes: c.maxMessageBytes, ProduceVersion: p.req.Version}
+	if !c.logAppendTime {
+		limits.Now = p.now
+		limits.TimestampBeforeMax, limits.TimestampAfterMax = c.timestampBeforeMs, c.timestampAfterMs
+	}
+	if err := kafkaproto.ValidateBatch(records, limits); err != nil {
+		return err
+	}
+	if kafkaproto.RecordBatch(records).IsTransactional() {
+		return errNoTransactions
+	}
+	return nil
+}
+
+// reply waits for the acknowledgements until the request's time is up.
+func (p *produce) reply(ctx context.Context) (kmsg.Response, error) {
+	wait, cancel := context.WithDeadline(ctx, p.deadline)
+	defer cancel()
+	for i := range p.pending {
+		a := &p.pending[i]
+		if err := a.appended.Wait(wait); err != nil {
+			p.fail(a.reply, storeError(err))
+		}
+	}
+	return p.resp, ctx.Err()
+}

@@ -1,0 +1,503 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/objstore"
+)
+
+// Clients act on every field of a fetch reply, so one that is not set must hold the protocol's default, not zero.
+func TestFetchReplyFields(t *testing.T) {
+	d := newDataBroker(t, nil)
+	topic := d.createTopic("orders", 2)
+	d.produce(at{topic: "orders"}, d.batchOf(3, 10))
+	for _, version := range []int16{4, 5, 7, 9, 11, 12, 13, 16, 18} {
+		for _, isolation := range []int8{0, isolationReadCommitted} {
+			t.Run(fmt.Sprintf("v%d/isolation%d", version, isolation), func(t *testing.T) {
+				known := at{topic: "orders"}
+				unknown := at{topic: "missing"}
+				if version >= 13 {
+					known, unknown = at{id: topic.id}, at{id: topicID{1}}
+				}
+				empty := known
+				empty.partition = 1
+				req := fetchRequest(fetchOf{at: known, epoch: -1}, fetchOf{at: empty, epoch: -1}, fetchOf{at: unknown, epoch: -1})
+				req.IsolationLevel = isolation
+				resp := call[*kmsg.FetchResponse](d, req, version)
+				wantZero(t, resp.ErrorCode)
+				wantZero(t, resp.SessionID)
+				wantLen(t, resp.Brokers, 0)
+				got := partitionsOf(resp)
+				wantLen(t, got, 3)
+
+				data := got[known]
+				wantZero(t, data.ErrorCode)
+				wantInt(t, 3, data.HighWatermark)
+				wantInt(t, 3, data.LastStableOffset)
+				wantEqual(t, [][2]int64{{0, 2}}, offsetsIn(t, data.RecordBatches))
+
+				none := got[empty]
+				wantZero(t, none.ErrorCode)
+				wantZero(t, none.HighWatermark)
+				wantNotNil(t, none.RecordBatches, "records are empty, not null")
+				wantLen(t, none.RecordBatches, 0)
+
+				failed := got[unknown]
+				if version >= 13 {
+					wantEqual(t, kerr.UnknownTopicID.Code, failed.ErrorCode)
+				} else {
+					wantEqual(t, kerr.UnknownTopicOrPartition.Code, failed.ErrorCode)
+				}
+				wantInt(t, -1, failed.HighWatermark)
+				wantInt(t, -1, failed.LogStartOffset)
+				wantNotNil(t, failed.RecordBatches)
+
+				for _, p := range got {
+					wantInt(t, -1, p.PreferredReadReplica)
+					wantEqual(t, kmsg.NewFetchResponseTopicPartitionCurrentLeader(), p.CurrentLeader)
+					wantEqual(t, kmsg.NewFetchResponseTopicPartitionDivergingEpoch(), p.DivergingEpoch)
+					wantLen(t, p.AbortedTransactions, 0)
+				}
+				wantEqual(t, isolation == isolationReadCommitted, data.AbortedTransactions != nil)
+				if version >= 5 {
+					wantZero(t, data.LogStartOffset)
+					wantZero(t, none.LogStartOffset)
+				}
+			})
+		}
+	}
+}
+
+func TestFetchOffsets(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.createTopic("orders", 1)
+	d.produce(at{topic: "orders"}, d.batchOf(10, 10))
+	d.produce(at{topic: "orders"}, d.batchOf(5, 10))
+	for _, test := range []struct {
+		offset int64
+		code   int16
+		ranges [][2]int64
+	}{
+		{0, 0, [][2]int64{{0, 9}, {10, 14}}},
+		{7, 0, [][2]int64{{0, 9}, {10, 14}}}, // from the batch that contains it
+		{10, 0, [][2]int64{{10, 14}}},
+		{15, 0, nil},
+		{16, kerr.OffsetOutOfRange.Code, nil},
+		{-1, kerr.OffsetOutOfRange.Code, nil},
+	} {
+		resp := call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, test.offset)), 12)
+		p := resp.Topics[0].Partitions[0]
+		wantEqual(t, test.code, p.ErrorCode, "offset %d", test.offset)
+		wantEqual(t, test.ranges, offsetsIn(t, p.RecordBatches), "offset %d", test.offset)
+	}
+}
+
+func TestFetchLeaderEpoch(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.createTopic("orders", 1)
+	for epoch, code := range map[int32]int16{
+		-1: 0,
+		0:  0,
+		-2: kerr.FencedLeaderEpoch.Code,
+		1:  kerr.UnknownLeaderEpoch.Code,
+	} {
+		resp := call[*kmsg.FetchResponse](d, fetchRequest(fetchOf{at: at{topic: "orders"}, epoch: epoch}), 12)
+		wantEqual(t, code, resp.Topics[0].Partitions[0].ErrorCode, "epoch %d", epoch)
+	}
+}
+
+// KIP-110: a client that speaks an older version cannot know the codec.
+func TestFetchZstdNeedsV10(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.createTopic("orders", 1)
+	d.produce(at{topic: "orders"}, makeBatch(t, kafkaproto.BatchOptions{Codec: kafkaproto.CodecZstd}, valuesAt(time.Now(), 10, 100)...))
+	for version, code := range map[int16]int16{9: kerr.UnsupportedCompressionType.Code, 10: 0} {
+		resp := call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 0)), version)
+		wantEqual(t, code, resp.Topics[0].Partitions[0].ErrorCode, "v%d", version)
+	}
+}
+
+// A batch larger than every limit must not block its reader, wherever its partition stands in the request.
+func TestFetchFirstBatchExceedsLimits(t *testing.T) {
+	d := newDataBroker(t, func(o *dataOptions) { o.broker.MaxMessageBytes = 4 << 20 })
+	d.createTopic("orders", 3)
+	d.produce(at{topic: "orders", partition: 1}, d.batchOf(1, 2<<20))
+	d.produce(at{topic: "orders", partition: 2}, d.batchOf(1, 10))
+	var parts []fetchOf
+	for p := range int32(3) {
+		parts = append(parts, fetchOf{at: at{topic: "orders", partition: p}, maxBytes: 1 << 10})
+	}
+	for _, version := range []int16{4, 12} {
+		req := fetchRequest(parts...)
+		req.MaxBytes = 1 << 10
+		got := partitionsOf(call[*kmsg.FetchResponse](d, req, version))
+		wantLen(t, got, 3, "every partition of a full request is answered")
+		wantLess(t, 2<<20, len(got[at{topic: "orders", partition: 1}].RecordBatches))
+		last := got[at{topic: "orders", partition: 2}]
+		wantLen(t, last.RecordBatches, 0, "what comes after the first batch obeys the limits")
+		wantInt(t, 1, last.HighWatermark)
+	}
+}
+
+func TestFetchPartitionLimit(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.createTopic("orders", 1)
+	batch := d.batchOf(1, 1000)
+	for range 10 {
+		d.produce(at{topic: "orders"}, append([]byte(nil), batch...))
+	}
+	resp := call[*kmsg.FetchResponse](d, fetchRequest(fetchOf{at: at{topic: "orders"}, maxBytes: int32(3*len(batch) + 10)}), 12)
+	wantEqual(t, [][2]int64{{0, 0}, {1, 1}, {2, 2}}, offsetsIn(t, resp.Topics[0].Partitions[0].RecordBatches), "whole batches only")
+}
+
+// One fetch over thousands of partitions obeys the limit of the whole request, and a session serves each partition once
+// before it serves any a second time.
+func TestFetchManyPartitionsAreCappedAndRotate(t *testing.T) {
+	const partitions, size, limit = 5000, 8 << 10, 400 << 10
+	d := newDataBroker(t, func(o *dataOptions) { o.broker.FetchMaxBytes = limit })
+	d.createTopic("orders", partitions)
+	parts := make([]fetchOf, partitions)
+	produced := kmsg.NewPtrProduceRequest()
+	produced.Acks, produced.TimeoutMillis = acksAll, 30_000
+	for p := range parts {
+		parts[p] = fetchOf{at: at{topic: "orders", partition: int32(p)}, maxBytes: 10 << 20}
+		for range 2 {
+			addProduce(produced, parts[p].at, d.batchOf(1, size))
+		}
+	}
+	for _, p := range call[*kmsg.ProduceResponse](d, produced, 9).Topics[0].Partitions {
+		wantZero(t, p.ErrorCode)
+	}
+
+	seen := map[int32]int{}
+	fetches := 0
+	req := inSession(fetchRequest(parts...), 0, sessionEpochInitial)
+	for len(seen) < partitions {
+		resp := call[*kmsg.FetchResponse](d, req, 12)
+		wantZero(t, resp.ErrorCode)
+		wantAtMost(t, recordBytes(resp), limit)
+		fetches++
+		for where, p := range partitionsOf(resp) {
+			wantZero(t, p.ErrorCode)
+			if len(p.RecordBatches) > 0 {
+				seen[where.partition]++
+			}
+		}
+		req = inSession(fetchRequest(), resp.SessionID, int32(fetches))
+	}
+	for p, times := range seen {
+		wantAtMost(t, times, 2, "partition %d was served again while others waited", p)
+	}
+	// Each fetch but the last fills its limit to within one partition's data.
+	wantAtMost(t, fetches, partitions*size*2/(limit-2*size)+1)
+	// Only the first fetch, which must name all partitions, may look at those it does not serve.
+	wantLess(t, d.reads(), 2*partitions)
+}
+
+func TestFetchIsWokenByData(t *testing.T) {
+	for name, epoch := range map[string]int32{"full": sessionEpochFinal, "session": sessionEpochInitial} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDataBroker(t, nil)
+				d.createTopic("orders", 3)
+				parts := []fetchOf{from("orders", 0, 0), from("orders", 1, 0), from("orders", 2, 0)}
+				req := inSession(waiting(fetchRequest(parts...), time.Minute, 1), 0, epoch)
+				reply, err := d.start(req, 12)
+				wantNoError(t, err)
+				began := time.Now()
+				done := make(chan *kmsg.FetchResponse, 1)
+				go func() { done <- finish[*kmsg.FetchResponse](t, t.Context(), reply, 12) }()
+
+				synctest.Wait()
+				time.Sleep(10 * time.Second)
+				select {
+				case <-done:
+					t.Fatal("answered without data")
+				default:
+				}
+				d.produce(at{topic: "orders", partition: 1}, d.batchOf(2, 10))
+				resp := <-done
+				wantLess(t, time.Since(began), 11*time.Second)
+				wantEqual(t, [][2]int64{{0, 1}}, offsetsIn(t, partitionsOf(resp)[at{topic: "orders", partition: 1}].RecordBatches))
+			})
+		})
+	}
+}
+
+func TestFetchMinBytesTimesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 2)
+		d.produce(at{topic: "orders"}, d.batchOf(1, 10))
+		began := time.Now()
+		resp := call[*kmsg.FetchResponse](d, waiting(fetchRequest(from("orders", 0, 0), from("orders", 1, 0)), 500*time.Millisecond, 1<<20), 12)
+		wantEqual(t, 500*time.Millisecond, time.Since(began))
+		wantLess(t, 0, recordBytes(resp), "what there is comes along")
+	})
+}
+
+// Data that arrives bit by bit is gathered until there is enough of it.
+func TestFetchGathersMinBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 2)
+		reply, err := d.start(waiting(fetchRequest(from("orders", 0, 0), from("orders", 1, 0)), time.Minute, 3000), 12)
+		wantNoError(t, err)
+		done := make(chan *kmsg.FetchResponse, 1)
+		go func() { done <- finish[*kmsg.FetchResponse](t, t.Context(), reply, 12) }()
+		for i := range 3 {
+			synctest.Wait()
+			wantLen(t, done, 0)
+			d.produce(at{topic: "orders", partition: int32(i % 2)}, d.batchOf(1, 1000))
+		}
+		got := partitionsOf(<-done)
+		wantEqual(t, [][2]int64{{0, 0}, {1, 1}}, offsetsIn(t, got[at{topic: "orders"}].RecordBatches))
+		wantEqual(t, [][2]int64{{0, 0}}, offsetsIn(t, got[at{topic: "orders", partition: 1}].RecordBatches))
+	})
+}
+
+func TestFetchAnswersAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 1)
+		for name, req := range map[string]*kmsg.FetchRequest{
+			"no partitions":   fetchRequest(),
+			"min bytes 0":     waiting(fetchRequest(from("orders", 0, 0)), time.Minute, 0),
+			"partition error": waiting(fetchRequest(from("orders", 0, 0), from("orders", 1, 0)), time.Minute, 1),
+			"max wait 0":      waiting(fetchRequest(from("orders", 0, 0)), 0, 1),
+			"max wait below":  waiting(fetchRequest(from("orders", 0, 0)), -time.Second, 1),
+		} {
+			if name == "no partitions" {
+				waiting(req, time.Minute, 1)
+			}
+			began := time.Now()
+			call[*kmsg.FetchResponse](d, req, 12)
+			wantZero(t, time.Since(began), name)
+		}
+	})
+}
+
+func TestFetchAnswersWhenDraining(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 1)
+		reply, err := d.start(waiting(fetchRequest(from("orders", 0, 0)), time.Minute, 1), 12)
+		wantNoError(t, err)
+		began := time.Now()
+		done := make(chan struct{})
+		go func() { finish[*kmsg.FetchResponse](t, t.Context(), reply, 12); close(done) }()
+		synctest.Wait()
+		d.Drain()
+		<-done
+		wantZero(t, time.Since(began))
+	})
+}
+
+func TestFetchEndsWithItsConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 1)
+		reply, err := d.start(waiting(fetchRequest(from("orders", 0, 0)), time.Minute, 1), 12)
+		wantNoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { _, err := reply(ctx); done <- err }()
+		synctest.Wait()
+		cancel()
+		wantErrorIs(t, <-done, context.Canceled)
+		wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+	})
+}
+
+func TestFetchAfterTrimInsideBatch(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.createTopic("orders", 1)
+	d.produce(at{topic: "orders"}, d.batchOf(10, 10))
+	wantZero(t, d.deleteRecords(at{topic: "orders"}, 5).ErrorCode)
+
+	p := call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 5)), 12).Topics[0].Partitions[0]
+	wantZero(t, p.ErrorCode)
+	wantInt(t, 5, p.LogStartOffset)
+	wantEqual(t, [][2]int64{{0, 9}}, offsetsIn(t, p.RecordBatches))
+
+	p = call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 3)), 12).Topics[0].Partitions[0]
+	wantEqual(t, kerr.OffsetOutOfRange.Code, p.ErrorCode)
+}
+
+// A trim above the position of a fetch that waits ends the wait.
+func TestFetchWaitEndsByTrim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 1)
+		d.produce(at{topic: "orders"}, d.batchOf(10, 10))
+		reply, err := d.start(waiting(fetchRequest(from("orders", 0, 2)), time.Minute, 1<<20), 12)
+		wantNoError(t, err)
+		done := make(chan *kmsg.FetchResponse, 1)
+		go func() { done <- finish[*kmsg.FetchResponse](t, t.Context(), reply, 12) }()
+		synctest.Wait()
+		d.deleteRecords(at{topic: "orders"}, 5)
+		wantEqual(t, kerr.OffsetOutOfRange.Code, (<-done).Topics[0].Partitions[0].ErrorCode)
+	})
+}
+
+// coldBroker has one topic whose records are in the bucket only.
+func coldBroker(t *testing.T, partitions int32) *dataBroker {
+	m := newMachine()
+	d := openDataBroker(t, m, nil)
+	d.createTopic("orders", partitions)
+	for p := range partitions {
+		d.produce(at{topic: "orders", partition: p}, d.batchOf(10, 1000))
+	}
+	wantNoError(t, d.store.Flush(context.Background()))
+	d.stop()
+	m.disk = vfs.NewMem() // another machine: nothing is cached
+	return openDataBroker(t, m, nil)
+}
+
+// Reads from the bucket obey max wait, and what was read in vain serves the next fetch.
+func TestFetchColdReadObeysMaxWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := coldBroker(t, 1)
+		d.bucket.SetDelay(objstore.OpGetRange, 3*time.Second, 3*time.Second)
+		d.bucket.SetDelay(objstore.OpGet, 3*time.Second, 3*time.Second)
+		began := time.Now()
+		resp := call[*kmsg.FetchResponse](d, waiting(fetchRequest(from("orders", 0, 0)), 500*time.Millisecond, 1), 12)
+		wantEqual(t, 500*time.Millisecond, time.Since(began))
+		p := resp.Topics[0].Partitions[0]
+		wantZero(t, p.ErrorCode)
+		wantLen(t, p.RecordBatches, 0)
+		wantInt(t, 10, p.HighWatermark)
+
+		time.Sleep(5 * time.Second)
+		began = time.Now()
+		resp = call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 0)), 12)
+		wantLess(t, 0, recordBytes(resp))
+		wantZero(t, time.Since(began))
+	})
+}
+
+// A reply that has what it needs does not wait for another partition's cold data.
+func TestFetchColdReadDoesNotHoldUpOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := coldBroker(t, 2)
+		d.produce(at{topic: "orders"}, d.batchOf(1, 10)) // in the tail
+		d.bucket.SetDelay(objstore.OpGetRange, 3*time.Second, 3*time.Second)
+		d.bucket.SetDelay(objstore.OpGet, 3*time.Second, 3*time.Second)
+		began := time.Now()
+		resp := call[*kmsg.FetchResponse](d, waiting(fetchRequest(from("orders", 0, 10), from("orders", 1, 0)), time.Minute, 1), 12)
+		wantEqual(t, fetchReadGrace, time.Since(began))
+		wantEqual(t, [][2]int64{{10, 10}}, offsetsIn(t, partitionsOf(resp)[at{topic: "orders"}].RecordBatches))
+	})
+}
+
+// Replies in flight hold no more memory than they may; a fetch that gets none is answered empty at max wait.
+func TestFetchMemoryIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 1 << 20
+		d := newDataBroker(t, func(o *dataOptions) {
+			o.broker.MaxMessageBytes = 2 * size
+			o.broker.FetchMaxBytes = 2 * size
+			o.broker.FetchMemory = 3 * replyCopies * size
+		})
+		d.createTopic("orders", 1)
+		d.produce(at{topic: "orders"}, d.batchOf(1, size-100))
+		get := func() kmsg.Response {
+			reply, err := d.start(waiting(fetchRequest(from("orders", 0, 0)), 500*time.Millisecond, 1), 12)
+			wantNoError(t, err)
+			resp, err := reply(t.Context())
+			wantNoError(t, err)
+			return resp
+		}
+		var held []kmsg.Response
+		for range 3 {
+			began := time.Now()
+			resp := get()
+			wantNotZero(t, len(resp.(*fetchReply).Topics[0].Partitions[0].RecordBatches))
+			wantZero(t, time.Since(began))
+			wantAtMost(t, testutil.ToFloat64(d.fetches.m.memoryBytes), float64(d.opts.FetchMemory))
+			held = append(held, resp)
+		}
+		began := time.Now()
+		starved := get().(*kmsg.FetchResponse).Topics[0].Partitions[0]
+		wantEqual(t, 500*time.Millisecond, time.Since(began))
+		wantZero(t, starved.ErrorCode)
+		wantLen(t, starved.RecordBatches, 0)
+		wantInt(t, 1, testutil.ToFloat64(d.fetches.m.memoryWaits))
+
+		// One that waits gets the memory of a reply that leaves.
+		done := make(chan kmsg.Response, 1)
+		go func() { done <- get() }()
+		synctest.Wait()
+		held[0].AppendTo(nil)
+		resp := <-done
+		wantNotZero(t, len(resp.(*fetchReply).Topics[0].Partitions[0].RecordBatches))
+
+		for _, r := range append(held[1:], resp) {
+			r.AppendTo(nil)
+		}
+		wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+	})
+}
+
+// A reply that is never encoded, because its connection died, gives its memory back too.
+func TestFetchMemoryIsReleasedWithTheConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 1)
+		d.produce(at{topic: "orders"}, d.batchOf(1, 1000))
+		reply, err := d.start(fetchRequest(from("orders", 0, 0)), 12)
+		wantNoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err = reply(ctx)
+		wantNoError(t, err)
+		wantLess(t, 0, testutil.ToFloat64(d.fetches.m.memoryBytes))
+		cancel()
+		synctest.Wait()
+		wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+	})
+}
+
+// A batch larger than the whole budget gets through, alone.
+func TestFetchBatchLargerThanMemory(t *testing.T) {
+	d := newDataBroker(t, func(o *dataOptions) {
+		o.broker.MaxMessageBytes = 4 << 20
+		o.broker.FetchMaxBytes = 1 << 20
+		o.broker.FetchMemory = 1 << 20
+	})
+	d.createTopic("orders", 1)
+	d.produce(at{topic: "orders"}, d.batchOf(1, 3<<20))
+	resp := call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 0)), 12)
+	wantLess(t, 3<<20, recordBytes(resp))
+	wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+}
+
+func TestFetchNamedStream(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.produce(at{topic: "sessions/alice"}, d.batchOf(2, 10))
+	stream := d.topicNamed("sessions/alice")
+	for version, where := range map[int16]at{12: {topic: "sessions/alice"}, 13: {id: stream.id}} {
+		resp := call[*kmsg.FetchResponse](d, fetchRequest(fetchOf{at: where, epoch: -1}), version)
+		wantEqual(t, [][2]int64{{0, 1}}, offsetsIn(t, resp.Topics[0].Partitions[0].RecordBatches), "v%d", version)
+	}
+	d.mustDelete(stream.name)
+	resp := call[*kmsg.FetchResponse](d, fetchRequest(fetchOf{at: at{id: stream.id}, epoch: -1}), 13)
+	wantEqual(t, kafkaproto.ErrUnknownTopicID.Code, resp.Topics[0].Partitions[0].ErrorCode)
+}
+
+func TestJoinChunks(t *testing.T) {
+	one := []byte("one")
+	if &one[0] != &joinChunks([][]byte{one}, 3)[0] {
+		t.Fatal("a single chunk was copied")
+	}
+	wantEqual(t, "onetwo", string(joinChunks([][]byte{one, []byte("two")}, 6)))
+}
