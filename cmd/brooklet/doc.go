@@ -1,0 +1,20 @@
+// Command brooklet is the message broker and its tools: one file per command.
+//
+// # How serve is put together
+//
+//	options.go   every setting: flag, environment variable, help text, parser
+//	settings.go  what the settings mean together; all that is wrong is reported at once
+//	memory.go    sizes of caches, derived from the memory that this process may use
+//	address.go   listen addresses and the one that clients are told
+//	node.go      the running process: admin endpoint, bucket, store, broker, Kafka listener
+//	systemd.go   readiness and watchdog messages for the service manager
+//
+// # Exit codes
+//
+//	0  stopped by a signal, everything is in the bucket or on the disk
+//	1  could not start, or could not go on
+//	2  wrong settings; starting again with the same ones is of no use
+//	3  another writer has taken the shard over; starting again would take it back
+package main
+
+//go:generate go run . docs ../../docs/configuration.md

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"go.uber.org/zap"
+)
+
+// memorySizes are the settings that decide how much memory the broker uses, in bytes. Zero means derived.
+type memorySizes struct {
+	tailCache, segmentCache, fetch, request, blockCache int64
+}
+
+// memoryPart is one of the sizes and the rule for its default.
+type memoryPart struct {
+	name  string
+	size  *int64
+	share float64 // of what the caches may have together
+	most  int64   // the default never exceeds it
+	least int64   // nor falls below it
+	usage string
+}
+
+func (m *memorySizes) parts() []memoryPart {
+	return []memoryPart{
+		{"tail-cache-bytes", &m.tailCache, 1. / 6, 256 * mib, 8 * mib, "`BYTES` of newly appended records kept in memory for readers and for the next flush"},
+		{"segment-cache-bytes", &m.segmentCache, 1. / 6, 256 * mib, 8 * mib, "`BYTES` of records read from the bucket that are kept in memory"},
+		{"fetch-memory-bytes", &m.fetch, 1. / 6, 256 * mib, 8 * mib, "`BYTES` that all fetch replies under way may hold"},
+		{"request-memory-bytes", &m.request, 1. / 4, gib, 64 * mib, "`BYTES` that all requests under way may hold"},
+		{"block-cache-bytes", &m.blockCache, 1. / 24, 64 * mib, 4 * mib, "`BYTES` of cache of the local database"},
+	}
+}
+
+func (m *memorySizes) options() []*option {
+	var options []*option
+	for _, p := range m.parts() {
+		o := bytesOption(p.name, p.size, p.most, p.least, math.MaxInt64, p.usage)
+		options = append(options, derived(o, p.size, "from the memory limit, at most "+formatBytes(p.most)))
+	}
+	return options
+}
+
+// Memory that no setting governs.
+const (
+	// memTables: the database writes one memtable of 128 MiB while another is on its way to disk.
+	memTables = 256 * mib
+	// runtimeMemory: the program itself and its small structures.
+	runtimeMemory = 64 * mib
+	// buffersPerFlush: an object is built while its predecessor is uploaded.
+	buffersPerFlush = 2
+)
+
+// complete gives the sizes that are not set their defaults, and checks that all fit into the limit together. Sizes
+// that nobody set are never the reason of an error: on a machine too small for the least ones the broker still starts.
+func (m *memorySizes) complete(limit memoryLimit, flushBytes int64) error {
+	fixed := memTables + runtimeMemory + buffersPerFlush*flushBytes
+	forCaches := max(limit.bytes-fixed, 0)
+	sum, set := fixed, []string{}
+	for _, p := range m.parts() {
+		if *p.size != 0 {
+			set = append(set, fmt.Sprintf("--%s %s", p.name, formatBytes(*p.size)))
+		} else {
+			share := int64(p.share * float64(forCaches))
+			*p.size = min(max(share/mib*mib, p.least), p.most)
+		}
+		sum += *p.size
+		if sum < 0 {
+			sum = math.MaxInt64 // saturate
+		}
+	}
+	if sum <= limit.bytes || len(set) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: together with the other caches and %s for the database and flushes that is %s, but %s allows %s: lower these sizes, or raise the limit",
+		strings.Join(set, ", "), formatBytes(fixed), approximately(sum), limit.source, approximately(limit.bytes))
+}
+
+// approximately writes a size for people.
+func approximately(n int64) string { return formatBytes(max(n/mib, 1) * mib) }
+
+func (m *memorySizes) fields() []zap.Field {
+	var fields []zap.Field
+	for _, p := range m.parts() {
+		fields = append(fields, zap.String(strings.ReplaceAll(p.name, "-", "_"), formatBytes(*p.size)))
+	}
+	return fields
+}
+
+// memoryLimit is the memory that this process may use.
+type memoryLimit struct {
+	bytes  int64
+	source string // who says so
+}
+
+// findMemoryLimit returns the smallest of the Go memory limit (GOMEMLIMIT), the limits of the process's control groups
+// (version 2) and the machine's memory. root is the file system.
+func findMemoryLimit(root fs.FS, goLimit int64) memoryLimit {
+	limit := memoryLimit{math.MaxInt64, "the machine"}
+	lower := func(bytes int64, source string) {
+		if bytes > 0 && bytes < limit.bytes {
+			limit = memoryLimit{bytes, source}
+		}
+	}
+	lower(machineMemory(root), "the machine's memory")
+	lower(cgroupLimit(root), "the control group (memory.max)")
+	lower(goLimit, "GOMEMLIMIT")
+	return limit
+}
+
+// machineMemory is the total of /proc/meminfo, 0 if it is not known.
+func machineMemory(root fs.FS) int64 {
+	file, err := root.Open("proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) == 3 && fields[0] == "MemTotal:" {
+			n, _ := strconv.ParseInt(fields[1], 10, 64) // 0 if unreadable
+			return n * kib
+		}
+	}
+	return 0
+}
+
+// cgroupLimit is the least memory.max of the process's control group and those above it, 0 if there is none. In a
+// container the group is the root of what can be seen.
+func cgroupLimit(root fs.FS) int64 {
+	text, err := fs.ReadFile(root, "proc/self/cgroup")
+	if err != nil {
+		return 0
+	}
+	var least int64
+	for line := range strings.Lines(string(text)) {
+		group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::/")
+		if !ok {
+			continue // a hierarchy of version 1
+		}
+		for dir := path.Join("sys/fs/cgroup", group); dir != "sys/fs"; dir = path.Dir(dir) {
+			if n := readLimit(root, path.Join(dir, "memory.max")); n > 0 && (least == 0 || n < least) {
+				least = n
+			}
+		}
+	}
+	return least
+}
+
+// readLimit reads a number, 0 if there is none (the word max, or no such file).
+func readLimit(root fs.FS, name string) int64 {
+	text, err := fs.ReadFile(root, name)
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return n
+}
+
+// goMemoryLimit is what GOMEMLIMIT says, 0 if it says nothing.
+func goMemoryLimit() int64 {
+	if limit := debug.SetMemoryLimit(-1); limit != math.MaxInt64 {
+		return limit
+	}
+	return 0
+}
+
+// softLimitShare of the memory limit is what the garbage collector aims at. The rest is for what it does not see.
+const softLimitShare = 0.9
+
+// limitGarbage makes the garbage collector work harder as memory gets scarce, unless GOMEMLIMIT is set already.
+func limitGarbage(limit memoryLimit) {
+	if _, set := os.LookupEnv("GOMEMLIMIT"); !set && limit.bytes != math.MaxInt64 {
+		debug.SetMemoryLimit(int64(softLimitShare * float64(limit.bytes)))
+	}
+}
+
+var errLittleMemory = errors.New("less memory than the broker needs under load: expect it to be killed when it is busy")
+
+// checkAmount warns of a limit that even the least caches exceed.
+func (m *memorySizes) checkAmount(limit memoryLimit, flushBytes int64) error {
+	sum := memTables + runtimeMemory + buffersPerFlush*flushBytes
+	for _, p := range m.parts() {
+		sum += *p.size
+	}
+	if sum > limit.bytes {
+		return fmt.Errorf("%w (%s allows %s, %s are needed)", errLittleMemory, limit.source, approximately(limit.bytes), approximately(sum))
+	}
+	return nil
+}

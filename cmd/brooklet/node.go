@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/urfave/cli/v2"
+	"go.uber.org/zap"
+
+	"github.com/brookletmq/brooklet/broker"
+	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/objstore"
+	"github.com/brookletmq/brooklet/streamstore"
+)
+
+// node is the running process. Its parts are opened in the order of the fields and closed in the reverse one.
+type node struct {
+	settings *settings
+	log      *zap.Logger
+	notify   notifier
+	registry *prometheus.Registry
+
+	// state answers the readiness probe.
+	state atomic.Pointer[func() error]
+	// failed receives the error of a part that stopped by itself.
+	failed chan error
+
+	admin    *http.Server
+	bucket   objstore.Bucket
+	store    *streamstore.Store
+	listener net.Listener
+	broker   *broker.Broker
+	kafka    *kafkaproto.Server
+}
+
+func newNode(s *settings, log *zap.Logger) *node {
+	n := &node{settings: s, log: log, notify: notifier{log}, registry: prometheus.NewRegistry(), failed: make(chan error, 2)}
+	n.setState(errors.New("starting"))
+	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newBuildInfo())
+	return n
+}
+
+func newBuildInfo() prometheus.Collector {
+	b := readBuild()
+	g := prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: "brooklet", Name: "build_info", Help: "Always 1; the labels tell which binary this is.",
+		ConstLabels: prometheus.Labels{"version": b.version, "commit": b.commit, "go_version": runtime.Version()},
+	})
+	g.Set(1)
+	return g
+}
+
+// setState makes the readiness probe answer with err.
+func (n *node) setState(err error) {
+	state := func() error { return err }
+	n.state.Store(&state)
+}
+
+// progress tells operators what the node is busy with before it is ready.
+func (n *node) progress(what string) {
+	n.setState(errors.New("recovering: " + what))
+	n.notify.status(what)
+	n.log.Debug(what)
+}
+
+// run serves until ctx ends, which is an orderly stop and no error, or until the node cannot go on.
+func (n *node) run(ctx context.Context, limit memoryLimit) error {
+	n.logStart(limit)
+	err := n.start(ctx)
+	if err == nil {
+		err = n.serve(ctx)
+	}
+	stopped := ctx.Err() != nil && errors.Is(err, ctx.Err())
+	if stopped {
+		n.log.Info("stopping", zap.String("reason", context.Cause(ctx).Error()))
+	}
+	if closeErr := n.stop(); closeErr != nil {
+		n.log.Error("stopping", zap.Error(closeErr))
+	}
+	if stopped {
+		n.log.Info("stopped")
+		return nil
+	}
+	return err
+}
+
+func (n *node) logStart(limit memoryLimit) {
+	b := readBuild()
+	n.log.Info("brooklet", zap.String("version", b.version), zap.String("commit", b.commit), zap.String("go", runtime.Version()))
+	n.log.Info("memory", append([]zap.Field{zap.String("limit", approximately(limit.bytes)), zap.String("set_by", limit.source)},
+		n.settings.memory.fields()...)...)
+	if err := n.settings.memory.checkAmount(limit, n.settings.flushBytes); err != nil {
+		n.log.Warn("memory", zap.Error(err))
+	}
+}
+
+// start opens the parts one after the other. What it opened is closed by stop, also after an error.
+func (n *node) start(ctx context.Context) error {
+	steps := []struct {
+		what string
+		run  func(context.Context) error
+	}{
+		{"opening the admin endpoint", n.openAdmin},
+		{"waiting for the bucket", n.openBucket},
+		{"replaying the commit log", n.openStore},
+		{"opening the Kafka listener", n.openBroker},
+	}
+	for _, step := range steps {
+		n.progress(step.what)
+		if err := step.run(ctx); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err() // told to stop; the error is only the consequence
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// Time limits of the admin endpoint; its answers are short.
+const (
+	adminReadTimeout  = 10 * time.Second
+	adminWriteTimeout = time.Minute
+)
+
+func (n *node) openAdmin(context.Context) error {
+	l, err := listenOn("admin-listen", n.settings.adminListen)
+	if err != nil {
+		return err
+	}
+	ready := func() error { return (*n.state.Load())() }
+	n.admin = &http.Server{
+		Handler:     broker.NewAdminHandler(ready, n.registry),
+		ReadTimeout: adminReadTimeout, WriteTimeout: adminWriteTimeout,
+		ErrorLog: zap.NewStdLog(n.log.Named("admin")),
+	}
+	go func() {
+		if err := n.admin.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			n.failed <- fmt.Errorf("admin endpoint: %w", err)
+		}
+	}()
+	n.log.Info("admin endpoint", zap.String("listen", l.Addr().String()))
+	return nil
+}
+
+func (n *node) openBucket(ctx context.Context) error {
+	b, err := objstore.Open(ctx, objstore.Options{URL: n.settings.bucket, Logger: n.log.Named("bucket"), Registerer: n.registry})
+	if err != nil {
+		return fmt.Errorf("--bucket: %w", err)
+	}
+	n.bucket = b
+	return nil
+}
+
+// durability resolves auto, which depends on the bucket.
+func (n *node) durability() streamstore.Durability {
+	remote := n.settings.durability == durabilityRemote || n.settings.durability == durabilityAuto && !n.bucket.Local()
+	if remote {
+		return streamstore.Remote
+	}
+	return streamstore.Local
+}
+
+func (n *node) openStore(ctx context.Context) error {
+	s := n.settings
+	store, err := streamstore.Open(ctx, streamstore.Options{
+		Dir:               s.dataDir,
+		Bucket:            n.bucket,
+		Durability:        n.durability(),
+		FlushInterval:     s.flushInterval,
+		FlushBytes:        s.flushBytes,
+		MaxUnflushedBytes: s.maxUnflushedBytes,
+		TailCacheBytes:    s.memory.tailCache,
+		SegmentCacheBytes: s.memory.segmentCache,
+		BlockCacheBytes:   s.memory.blockCache,
+		RetentionInterval: s.retentionCheckInterval,
+		Logger:            n.log.Named("store"),
+		Registerer:        n.registry,
+	})
+	if err != nil {
+		return explainDisk(s.dataDir, err)
+	}
+	n.store = store
+	n.logRecovery(store.Recovery())
+	return nil
+}
+
+// explainDisk says what to do about the failures of a data directory that people meet.
+func explainDisk(dir string, err error) error {
+	switch {
+	case errors.Is(err, syscall.EAGAIN):
+		return fmt.Errorf("--data-dir %s is in use by another process: stop it, or give each broker a folder of its own: %w", dir, err)
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		return fmt.Errorf("--data-dir %s: this user may not write there: %w", dir, err)
+	case errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("--data-dir %s is on a file system that is read-only: %w", dir, err)
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("--data-dir %s: the disk is full: make room there: %w", dir, err)
+	}
+	return fmt.Errorf("--data-dir %s: %w", dir, err)
+}
+
+func (n *node) logRecovery(r streamstore.Recovery) {
+	n.log.Info("recovered", zap.String("data_dir", n.settings.dataDir), zap.String("bucket", n.bucket.Location()),
+		zap.Stringer("durability", n.durability()), zap.Uint64("epoch", r.Epoch), zap.Uint64("commit", r.Commit),
+		zap.Int("replayed_commits", r.ReplayedCommits), zap.Int("tail_appends", r.TailAppends), zap.Duration("took", r.Took))
+	if r.SetAside != "" {
+		n.log.Error("unflushed records of this disk could not be kept, because another writer had claimed the shard: look at the file and append again what is missing",
+			zap.String("file", r.SetAside), zap.Int("appends", r.SetAsideAppends))
+	}
+}
+
+func (n *node) openBroker(ctx context.Context) error {
+	s := n.settings
+	l, err := listenOn("listen", s.listen)
+	if err != nil {
+		return err
+	}
+	n.listener = l
+	advertised, err := s.advertised()
+	if err != nil {
+		return err
+	}
+	if advertised.port == 0 {
+		advertised.port = portOf(l)
+	}
+	if n.broker, err = n.newBroker(ctx, advertised); err != nil {
+		return err
+	}
+	if n.kafka, err = n.newKafkaServer(); err != nil {
+		return err
+	}
+	go func() {
+		if err := n.kafka.Serve(l); !errors.Is(err, kafkaproto.ErrServerClosed) {
+			n.failed <- fmt.Errorf("Kafka listener: %w", err)
+		}
+	}()
+	ready := n.broker.Ready
+	n.state.Store(&ready)
+	n.log.Info("serving Kafka clients", zap.String("listen", l.Addr().String()), zap.String("advertise", advertised.String()),
+		zap.String("cluster", n.broker.ClusterID()))
+	n.notify.ready("serving Kafka clients on " + l.Addr().String())
+	return nil
+}
+
+func (n *node) newBroker(ctx context.Context, advertised address) (*broker.Broker, error) {
+	s := n.settings
+	return broker.New(ctx, broker.Options{
+		NodeID:            int32(s.nodeID),
+		AdvertisedHost:    advertised.host,
+		AdvertisedPort:    int32(advertised.port),
+		Rack:              s.rack,
+		AutoCreateTopics:  s.autoCreateTopics,
+		DefaultPartitions: int32(s.defaultPartitions),
+		MaxMessageBytes:   int(s.maxMessageBytes),
+		DefaultRetention:  s.defaultRetention,
+		FetchMaxBytes:     int(min(s.memory.fetch, fetchMaxBytes)),
+		FetchMemory:       s.memory.fetch,
+		Store:             n.store,
+		Logger:            n.log.Named("broker"),
+		Registerer:        n.registry,
+	})
+}
+
+// fetchMaxBytes is Kafka's default of fetch.max.bytes.
+const fetchMaxBytes = 55 * mib
+
+func (n *node) newKafkaServer() (*kafkaproto.Server, error) {
+	s := n.settings
+	return kafkaproto.NewServer(kafkaproto.Options{
+		Versions:            n.broker.Versions(),
+		MaxFrameBytes:       int(s.maxFrameBytes),
+		MaxRequestMemory:    s.memory.request,
+		MaxConnections:      s.maxConnections,
+		MaxConnectionsPerIP: s.maxConnectionsPerIP,
+		IdleTimeout:         s.idleTimeout,
+		Logger:              n.log.Named("kafka"),
+		Registerer:          n.registry,
+	}, n.broker)
+}
+
+// serve waits for the end: ctx's error if it was told to stop.
+func (n *node) serve(ctx context.Context) error {
+	go n.notify.watch(ctx, func() bool { return n.store.Err() == nil })
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-n.failed:
+		return err
+	case <-n.store.Failed():
+		return explainFailure(n.store.Err(), n.settings.dataDir)
+	}
+}
+
+// explainFailure says why the store takes no more writes and what becomes of the records that only this disk has.
+func explainFailure(err error, dir string) error {
+	if errors.Is(err, streamstore.ErrFenced) {
+		return cli.Exit(fmt.Errorf("%w: another broker has opened the same bucket and serves it now. Records that had not reached the bucket are kept in %s, and the next start there sets them aside in a file. Start this broker again only if the other one is gone", err, dir), exitFenced)
+	}
+	return fmt.Errorf("%w; records that had not reached the bucket are kept in %s and are recovered at the next start", err, dir)
+}

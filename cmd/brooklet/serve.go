@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+func serveCommand() *cli.Command {
+	var s settings
+	options := s.options()
+	flags := make([]cli.Flag, len(options))
+	for i, o := range options {
+		flags[i] = o.flag()
+	}
+	return &cli.Command{
+		Name:  "serve",
+		Usage: "run the broker",
+		Description: "Every flag can also be set by the environment variable behind it; the flag wins. Sizes are written as 64MiB, 1GB\n" +
+			"or plain bytes, times as 250ms, 5s, 24h or 7d.",
+		Flags:        flags,
+		OnUsageError: usageError,
+		Before:       noArguments,
+		Action:       func(c *cli.Context) error { return serve(c, &s, options) },
+	}
+}
+
+func serve(c *cli.Context, s *settings, options []*option) error {
+	limit := findMemoryLimit(os.DirFS("/"), goMemoryLimit())
+	if err := s.complete(options, limit); err != nil {
+		return cli.Exit(settingsError(err), exitSettings)
+	}
+	limitGarbage(limit)
+	log := newLogger(s)
+	defer func() { _ = log.Sync() }() // standard error may not support it
+	for _, name := range unknownVariables(os.Environ(), options) {
+		log.Warn("this environment variable is no setting and has no effect; brooklet serve --help lists those that are", zap.String("variable", name))
+	}
+	return newNode(s, log).run(c.Context, limit)
+}
+
+// settingsError writes one problem per line.
+func settingsError(err error) error {
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) == 1 {
+		return err
+	}
+	return errors.New(fmt.Sprintf("%d settings are wrong:\n  ", len(lines)) + strings.Join(lines, "\n  "))
+}
+
+func newLogger(s *settings) *zap.Logger {
+	config := zap.NewProductionEncoderConfig()
+	config.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	config.EncodeDuration = zapcore.StringDurationEncoder
+	encoder := zapcore.NewJSONEncoder(config)
+	if s.logFormat == "console" {
+		config.EncodeTime = zapcore.ISO8601TimeEncoder
+		config.EncodeLevel = zapcore.CapitalLevelEncoder
+		encoder = zapcore.NewConsoleEncoder(config)
+	}
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(os.Stderr), s.level()))
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+)
+
+const (
+	kib = int64(1) << 10
+	mib = int64(1) << 20
+	gib = int64(1) << 30
+)
+
+const (
+	defaultListen      = "127.0.0.1:9092"
+	defaultAdminListen = "127.0.0.1:9644"
+	kafkaPort          = 9092
+)
+
+// Values of --durability.
+const (
+	durabilityAuto   = "auto"
+	durabilityLocal  = "local"
+	durabilityRemote = "remote"
+)
+
+// settings are everything that serve can be told. Options fill the fields; check makes sure that they fit together.
+type settings struct {
+	listen, advertise, adminListen string
+	nodeID                         int
+	rack                           string
+
+	dataDir, bucket               string
+	durability                    string
+	flushInterval                 time.Duration // 0: the store's default for its durability
+	flushBytes, maxUnflushedBytes int64
+	retentionCheckInterval        time.Duration
+
+	autoCreateTopics  bool
+	defaultPartitions int
+	defaultRetention  time.Duration // negative: for ever
+	maxMessageBytes   int64
+
+	maxFrameBytes                       int64
+	maxConnections, maxConnectionsPerIP int
+	idleTimeout, drainTimeout           time.Duration
+
+	memory memorySizes // zero: derived from the memory limit
+
+	logLevel, logFormat string
+}
+
+// Categories of help and documentation, in their order there.
+const (
+	categoryNetwork = "Network"
+	categoryStorage = "Storage"
+	categoryTopics  = "Topics"
+	categoryMemory  = "Memory"
+	categoryProcess = "Process"
+)
+
+var categories = []string{categoryNetwork, categoryStorage, categoryTopics, categoryMemory, categoryProcess}
+
+// options returns all settings, each with the field of s that it fills.
+func (s *settings) options() []*option {
+	return slices.Concat(
+		inCategory(categoryNetwork,
+			textOption("listen", &s.listen, defaultListen, "`ADDRESS` (host:port) that Kafka clients connect to; an empty host means every address of this machine, and then --advertise is needed"),
+			derived(textOption("advertise", &s.advertise, "", "`ADDRESS` (host:port) that clients are told to connect to; they must be able to reach it"), &s.advertise, "the address of --listen"),
+			textOption("admin-listen", &s.adminListen, defaultAdminListen, "`ADDRESS` of the HTTP endpoint for operators: /healthz, /readyz, /metrics; it has no access control"),
+			bytesOption("max-frame-bytes", &s.maxFrameBytes, 100*mib, mib, 256*mib, "largest request accepted, in `BYTES` (Kafka's socket.request.max.bytes)"),
+			intOption("max-connections", &s.maxConnections, 16384, 1, math.MaxInt32, "open Kafka connections beyond which new ones are closed"),
+			derived(intOption("max-connections-per-ip", &s.maxConnectionsPerIP, 1, 1, math.MaxInt32, "the same for one client address"), &s.maxConnectionsPerIP, "no limit of its own"),
+			durationOption("idle-timeout", &s.idleTimeout, 10*time.Minute, time.Second, "a Kafka connection without requests is closed after this `TIME` (Kafka's connections.max.idle.ms)"),
+			intOption("node-id", &s.nodeID, 1, 0, math.MaxInt32, "id of this broker in metadata"),
+			textOption("rack", &s.rack, "", "name of the rack or zone of this broker in metadata"),
+		),
+		inCategory(categoryStorage,
+			textOption("data-dir", &s.dataDir, "data", "`FOLDER` for the local database; only one broker may use it at a time"),
+			derived(textOption("bucket", &s.bucket, "", "where records are kept: a `URL` (file:///folder, s3://bucket/prefix?region=name, gs://bucket/prefix, azblob://container/prefix?account=name) or the path of a YAML file in thanos-io/objstore format"), &s.bucket, "the folder bucket in --data-dir"),
+			choiceOption("durability", &s.durability, []string{durabilityAuto, durabilityLocal, durabilityRemote}, "when a record counts as durable, `MODE`: local (synced to this machine's disk), remote (in the bucket), or auto: local if the bucket is a folder of this machine, else remote"),
+			derived(durationOption("flush-interval", &s.flushInterval, time.Second, time.Millisecond, "longest `TIME` until appended records are sent to the bucket; shorter means more requests, which remote buckets charge for"), &s.flushInterval, "250ms with durability remote, 5s with local"),
+			bytesOption("flush-bytes", &s.flushBytes, 32*mib, 64*kib, gib, "a flush begins before the interval is over when this many `BYTES` wait"),
+			bytesOption("max-unflushed-bytes", &s.maxUnflushedBytes, gib, 64*mib, math.MaxInt64, "writes wait, and at last fail with a retriable error, while this many `BYTES` have not reached the bucket"),
+			durationOption("retention-check-interval", &s.retentionCheckInterval, 5*time.Minute, time.Second, "`TIME` between two looks for records past their retention"),
+		),
+		inCategory(categoryTopics,
+			boolOption("auto-create-topics", &s.autoCreateTopics, true, "create missing topics and streams when a client names them (Kafka's auto.create.topics.enable)"),
+			intOption("default-partitions", &s.defaultPartitions, 1, 1, 10_000, "partitions of topics that are created without a number"),
+			newOption("default-retention", &s.defaultRetention, "7d", parseRetention, "how long topics keep records unless their retention.ms says otherwise, a `TIME` or forever; named streams are kept for ever unless configured"),
+			bytesOption("max-message-bytes", &s.maxMessageBytes, 1048588, 1, 64*mib, "largest record batch accepted unless a topic's max.message.bytes says otherwise, in `BYTES`"),
+		),
+		inCategory(categoryMemory, s.memory.options()...),
+		inCategory(categoryProcess,
+			durationOption("drain-timeout", &s.drainTimeout, 30*time.Second, 0, "after a stop signal, the longest `TIME` for finishing requests and flushing to the bucket"),
+			newOption("log-level", &s.logLevel, "info", parseLogLevel, "least important `LEVEL` of log lines: debug, info, warn or error"),
+			choiceOption("log-format", &s.logFormat, []string{"console", "json"}, "form of log lines on standard error, `FORMAT` console or json"),
+		),
+	)
+}
+
+func inCategory(category string, options ...*option) []*option {
+	for _, o := range options {
+		o.category = category
+	}
+	return options
+}
+
+func parseLogLevel(text string) (string, error) {
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
+		return "", errors.New("write debug, info, warn or error")
+	}
+	return text, nil
+}
+
+// level is the zap level of --log-level, which parseLogLevel has checked.
+func (s *settings) level() zapcore.Level {
+	level, err := zapcore.ParseLevel(s.logLevel)
+	if err != nil {
+		panic(err)
+	}
+	return level
+}
+
+// complete fills in the paths that depend on others and returns everything that is wrong with the settings, each error
+// naming what to change.
+func (s *settings) complete(options []*option, limit memoryLimit) error {
+	var errs []error
+	for _, o := range options {
+		errs = append(errs, o.problem())
+	}
+	errs = append(errs, s.completePaths())
+	_, err := s.advertised()
+	errs = append(errs, err, checkAddress("admin-listen", s.adminListen))
+	if s.maxMessageBytes > s.maxFrameBytes-frameOverhead {
+		errs = append(errs, fmt.Errorf("--max-message-bytes %s does not fit into --max-frame-bytes %s: raise the second or lower the first",
+			formatBytes(s.maxMessageBytes), formatBytes(s.maxFrameBytes)))
+	}
+	if s.maxUnflushedBytes < s.flushBytes {
+		errs = append(errs, fmt.Errorf("--max-unflushed-bytes %s is less than --flush-bytes %s: raise the first or lower the second",
+			formatBytes(s.maxUnflushedBytes), formatBytes(s.flushBytes)))
+	}
+	errs = append(errs, s.memory.complete(limit, s.flushBytes))
+	return errors.Join(errs...)
+}
+
+// frameOverhead is room for the parts of a Produce request around the largest batch.
+const frameOverhead = 64 * kib
+
+func (s *settings) completePaths() error {
+	if s.dataDir == "" {
+		return errors.New("--data-dir is empty: set it to a folder for the local database")
+	}
+	dir, err := filepath.Abs(s.dataDir)
+	if err != nil {
+		return fmt.Errorf("--data-dir %s: write an absolute path: %w", s.dataDir, err)
+	}
+	s.dataDir = dir
+	if s.bucket == "" {
+		s.bucket = (&url.URL{Scheme: "file", Path: filepath.Join(dir, "bucket")}).String()
+	}
+	return nil
+}
+
+// unknownVariables returns the names of variables that look like settings and are none, each with the likely one if
+// there is any. environment holds NAME=value lines.
+func unknownVariables(environment []string, options []*option) []string {
+	known := make(map[string]bool, len(options))
+	for _, o := range options {
+		known[o.env()] = true
+	}
+	var unknown []string
+	for _, line := range environment {
+		name, _, _ := strings.Cut(line, "=")
+		if strings.HasPrefix(name, envPrefix) && !known[name] {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
+}
