@@ -381,23 +381,29 @@ func TestAlterConfigsReplacesAll(t *testing.T) {
 	}
 }
 
+// refusedResource is one whose configs can be neither described nor altered, and why.
+type refusedResource struct {
+	kind kmsg.ConfigResourceType
+	name string
+	want *kafkaproto.Error
+}
+
+var refusedResources = []refusedResource{
+	{kmsg.ConfigResourceTypeTopic, "missing", kafkaproto.ErrUnknownTopicOrPartition},
+	{kmsg.ConfigResourceTypeTopic, "a b", kafkaproto.ErrInvalidTopic},
+	{kmsg.ConfigResourceTypeBrokerLogger, "1", kafkaproto.ErrInvalidRequest},
+	{kmsg.ConfigResourceTypeGroupConfig, "g", kafkaproto.ErrInvalidRequest},
+}
+
 // What cannot be altered is refused alike by both requests.
 func TestAlterConfigsResources(t *testing.T) {
 	b := newAdminBroker(t, nil)
 	b.mustCreate("twice", 1)
-	for _, tc := range []struct {
-		kind kmsg.ConfigResourceType
-		name string
-		want *kafkaproto.Error
-	}{
-		{kmsg.ConfigResourceTypeTopic, "missing", kafkaproto.ErrUnknownTopicOrPartition},
-		{kmsg.ConfigResourceTypeTopic, "a b", kafkaproto.ErrInvalidTopic},
+	for _, tc := range slices.Concat(refusedResources, []refusedResource{
 		{kmsg.ConfigResourceTypeTopic, "", kafkaproto.ErrInvalidRequest},
 		{kmsg.ConfigResourceTypeBroker, "", kafkaproto.ErrInvalidRequest},
 		{kmsg.ConfigResourceTypeBroker, "1", kafkaproto.ErrInvalidRequest},
-		{kmsg.ConfigResourceTypeBrokerLogger, "1", kafkaproto.ErrInvalidRequest},
-		{kmsg.ConfigResourceTypeGroupConfig, "g", kafkaproto.ErrInvalidRequest},
-	} {
+	}) {
 		incremental := kmsg.NewPtrIncrementalAlterConfigsRequest()
 		incremental.Resources = []kmsg.IncrementalAlterConfigsRequestResource{{ResourceType: tc.kind, ResourceName: tc.name}}
 		r1 := ask[*kmsg.IncrementalAlterConfigsResponse](b, 0, incremental).Resources[0]
@@ -529,17 +535,11 @@ func TestDescribeConfigsOfBroker(t *testing.T) {
 
 func TestDescribeConfigsRefuses(t *testing.T) {
 	b := newAdminBroker(t, nil)
-	for _, tc := range []struct {
-		kind kmsg.ConfigResourceType
-		name string
-		want *kafkaproto.Error
-	}{
-		{kmsg.ConfigResourceTypeTopic, "missing", kafkaproto.ErrUnknownTopicOrPartition},
-		{kmsg.ConfigResourceTypeTopic, "a b", kafkaproto.ErrInvalidTopic},
+	for _, tc := range slices.Concat(refusedResources, []refusedResource{
+		{kmsg.ConfigResourceTypeTopic, "", kafkaproto.ErrInvalidTopic},
 		{kmsg.ConfigResourceTypeBroker, "2", kafkaproto.ErrInvalidRequest},
 		{kmsg.ConfigResourceTypeBroker, "x", kafkaproto.ErrInvalidRequest},
-		{kmsg.ConfigResourceTypeBrokerLogger, "1", kafkaproto.ErrInvalidRequest},
-	} {
+	}) {
 		req := kmsg.NewPtrDescribeConfigsRequest()
 		req.Resources = []kmsg.DescribeConfigsRequestResource{{ResourceType: tc.kind, ResourceName: tc.name}}
 		r := ask[*kmsg.DescribeConfigsResponse](b, 1, req).Resources[0]
