@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/pprof"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -31,6 +32,7 @@ func (b *Broker) Ready() error {
 //	/healthz   200 as long as the process answers
 //	/readyz    200 when the broker serves requests, else 503 with the reason
 //	/metrics   the metrics of gatherer, in Prometheus' format
+//	/debug/pprof/  profiles of the process, as net/http/pprof serves them
 //
 // ready is asked at each probe; it must be quick. It should return an error until there is a broker, and then what
 // [Broker.Ready] says.
@@ -45,6 +47,10 @@ func NewAdminHandler(ready func() error, gatherer prometheus.Gatherer) http.Hand
 		writeText(w, http.StatusOK, "ready")
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return mux
 }
 

@@ -1,0 +1,435 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// connections and inflight of the raw producers: as many requests on their way as
+// sixteen ordinary producers have.
+const (
+	connections = 16
+	inflight    = 4
+)
+
+func freshDir(work, name string) (string, error) {
+	dir := filepath.Join(work, name)
+	if err := os.RemoveAll(dir); err != nil {
+		return "", err
+	}
+	return dir, os.MkdirAll(dir, 0o755)
+}
+
+// benchProduce: acks=all with local durability, against Pebble alone.
+func benchProduce(ctx context.Context, work string) error {
+	fmt.Printf("\nproduce, records of 1 KiB, acks=all, local durability, %d connections with %d requests in flight\n", connections, inflight)
+	fmt.Printf("%-12s %-10s %10s %10s %8s %10s\n", "batch", "partitions", "MB/s", "Pebble", "ratio", "CPU s/GB")
+	for _, size := range []int{16 << 10, 1 << 20} {
+		for _, partitions := range []int{1, 16, 256} {
+			reference, err := pebbleReference(ctx, work, size)
+			if err != nil {
+				return err
+			}
+			if err := produceOnce(ctx, work, size, partitions, reference); err != nil {
+				return err
+			}
+		}
+	}
+	return benchOrdinaryProducer(ctx, work)
+}
+
+func pebbleReference(ctx context.Context, work string, size int) (float64, error) {
+	dir, err := freshDir(work, "reference")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	return pebbleAlone(ctx, dir, size, connections*inflight, *duration/2)
+}
+
+func produceOnce(ctx context.Context, work string, size, partitions int, reference float64) error {
+	dir, err := freshDir(work, "produce")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	s, err := startServer(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if err := createTopic(ctx, s.addr, "bench", partitions); err != nil {
+		return errors.Join(err, s.stop())
+	}
+	before, err := s.cpu()
+	if err != nil {
+		return err
+	}
+	load := produceLoad{s.addr, "bench", partitions, makeBatch(size), connections, inflight}
+	bytes, took, err := load.run(ctx, *duration)
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	after, err := s.cpu()
+	if err != nil {
+		return err
+	}
+	r := rate(bytes, took)
+	fmt.Printf("%-12s %-10d %10.0f %10.0f %8.2f %10.2f\n", kib(size), partitions, r, reference, r/reference, (after-before).Seconds()/(float64(bytes)/1e9))
+	return s.stop()
+}
+
+func kib(n int) string { return fmt.Sprintf("%d KiB", n>>10) }
+
+// benchOrdinaryProducer shows what an unchanged franz-go producer reaches.
+func benchOrdinaryProducer(ctx context.Context, work string) error {
+	for _, partitions := range []int{1, 16} {
+		dir, err := freshDir(work, "ordinary")
+		if err != nil {
+			return err
+		}
+		s, err := startServer(ctx, dir)
+		if err != nil {
+			return err
+		}
+		if err := createTopic(ctx, s.addr, "bench", partitions); err != nil {
+			return errors.Join(err, s.stop())
+		}
+		before, err := s.cpu()
+		if err != nil {
+			return err
+		}
+		bytes, took, err := ordinaryProducer(ctx, s.addr)
+		if err != nil {
+			return errors.Join(err, s.stop())
+		}
+		after, err := s.cpu()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%-12s %-10d %10.0f %10s %8s %10.2f\n", "franz-go", partitions, rate(bytes, took), "", "", (after-before).Seconds()/(float64(bytes)/1e9))
+		if err := s.stop(); err != nil {
+			return err
+		}
+		os.RemoveAll(dir)
+	}
+	return nil
+}
+
+func ordinaryProducer(ctx context.Context, addr string) (bytes int64, took time.Duration, err error) {
+	client, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.DefaultProduceTopic("bench"), kgo.ProducerBatchCompression(kgo.NoCompression()),
+		kgo.MaxBufferedRecords(100_000))
+	if err != nil {
+		return 0, 0, err
+	}
+	defer client.Close()
+	value := randomBytes(1000)
+	var acked atomic.Int64
+	var failure atomic.Pointer[error]
+	started := time.Now()
+	for end := started.Add(*duration); time.Now().Before(end) && ctx.Err() == nil && failure.Load() == nil; {
+		client.Produce(ctx, &kgo.Record{Value: value}, func(_ *kgo.Record, err error) {
+			if err != nil {
+				failure.Store(&err)
+				return
+			}
+			acked.Add(int64(len(value)))
+		})
+	}
+	if err := client.Flush(ctx); err != nil {
+		return 0, 0, err
+	}
+	if err := failure.Load(); err != nil {
+		return 0, 0, *err
+	}
+	return acked.Load(), time.Since(started), nil
+}
+
+const (
+	consumePartitions = 16
+	consumeBytes      = 192 << 20 // fits the tail cache and the segment cache
+	fetchBytes        = 1 << 20
+)
+
+// benchConsume reads the same records from the tail cache, from the bucket and from
+// the segment cache, against the rate at which they were produced.
+func benchConsume(ctx context.Context, work string) error {
+	dir, err := freshDir(work, "consume")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	s, err := startServer(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if err := createTopic(ctx, s.addr, "bench", consumePartitions); err != nil {
+		return errors.Join(err, s.stop())
+	}
+	produced, err := produceAmount(ctx, s.addr, consumeBytes)
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	fmt.Printf("\nconsume %d MiB in %d partitions, fetches of %s, one connection a partition\n", consumeBytes>>20, consumePartitions, kib(fetchBytes))
+	fmt.Printf("%-16s %10s %14s %10s\n", "from", "MB/s", "over produce", "CPU s/GB")
+	fmt.Printf("%-16s %10.0f\n", "(produce)", produced)
+	if err := consumeAll(ctx, s, "tail", produced); err != nil {
+		return errors.Join(err, s.stop())
+	}
+	if err := s.stop(); err != nil {
+		return err
+	}
+	if s, err = startServer(ctx, dir); err != nil {
+		return err
+	}
+	for _, from := range []string{"bucket", "segment cache"} {
+		if err := consumeAll(ctx, s, from, produced); err != nil {
+			return errors.Join(err, s.stop())
+		}
+	}
+	return s.stop()
+}
+
+// produceAmount produces about total bytes and returns the rate in MB/s.
+func produceAmount(ctx context.Context, addr string, total int64) (float64, error) {
+	batch := makeBatch(16 << 10)
+	var bytes int64
+	started := time.Now()
+	for bytes < total {
+		n, _, err := produceLoad{addr, "bench", consumePartitions, batch, connections, inflight}.run(ctx, 100*time.Millisecond)
+		if err != nil {
+			return 0, err
+		}
+		bytes += n
+	}
+	return rate(bytes, time.Since(started)), nil
+}
+
+func consumeAll(ctx context.Context, s *server, from string, produced float64) error {
+	ends := make([]int64, consumePartitions)
+	for p := range ends {
+		end, err := endOffset(ctx, s.addr, "bench", int32(p))
+		if err != nil {
+			return err
+		}
+		ends[p] = end
+	}
+	before, err := s.cpu()
+	if err != nil {
+		return err
+	}
+	var bytes atomic.Int64
+	var wg sync.WaitGroup
+	failures := make([]error, consumePartitions)
+	started := time.Now()
+	for p, end := range ends {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			n, err := consume(ctx, s.addr, "bench", int32(p), 0, end, fetchBytes)
+			bytes.Add(n)
+			failures[p] = err
+		}()
+	}
+	wg.Wait()
+	took := time.Since(started)
+	if err := errors.Join(failures...); err != nil {
+		return err
+	}
+	after, err := s.cpu()
+	if err != nil {
+		return err
+	}
+	r := rate(bytes.Load(), took)
+	fmt.Printf("%-16s %10.0f %14.1f %10.2f\n", from, r, r/produced, (after-before).Seconds()/(float64(bytes.Load())/1e9))
+	return nil
+}
+
+// benchLatency: from the call to produce until the consumer has the record.
+func benchLatency(ctx context.Context, work string) error {
+	const perSecond = 2000
+	dir, err := freshDir(work, "latency")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	s, err := startServer(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if err := createTopic(ctx, s.addr, "bench", 16); err != nil {
+		return errors.Join(err, s.stop())
+	}
+	latencies, err := measureLatency(ctx, s.addr, perSecond, *duration)
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	syncs, err := syncLatency(dir, 200)
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	fmt.Printf("\nlatency from produce to consume, %d records/s of 1 KiB, franz-go on both sides, local durability\n", perSecond)
+	fmt.Printf("%-28s %10s %10s %10s %10s\n", "", "p50", "p99", "p99.9", "max")
+	printPercentiles("produce to consume", latencies)
+	printPercentiles("reference: write and fsync", syncs)
+	return s.stop()
+}
+
+func printPercentiles(name string, list []time.Duration) {
+	slices.Sort(list)
+	at := func(p float64) time.Duration { return list[min(int(p*float64(len(list))), len(list)-1)] }
+	fmt.Printf("%-28s %10v %10v %10v %10v\n", name, at(0.5).Round(10*time.Microsecond), at(0.99).Round(10*time.Microsecond), at(0.999).Round(10*time.Microsecond), list[len(list)-1].Round(10*time.Microsecond))
+}
+
+func measureLatency(ctx context.Context, addr string, perSecond int, d time.Duration) ([]time.Duration, error) {
+	total := int(d.Seconds() * float64(perSecond))
+	consumer, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.ConsumeTopics("bench"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if err != nil {
+		return nil, err
+	}
+	defer consumer.Close()
+	producer, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.DefaultProduceTopic("bench"), kgo.ProducerLinger(0), kgo.ProducerBatchCompression(kgo.NoCompression()))
+	if err != nil {
+		return nil, err
+	}
+	defer producer.Close()
+	ctx, cancel := context.WithTimeout(ctx, d+time.Minute)
+	defer cancel()
+	started := time.Now()
+	go func() {
+		ticker := time.NewTicker(time.Second / time.Duration(perSecond))
+		defer ticker.Stop()
+		for range total {
+			<-ticker.C
+			value := randomBytes(1000)
+			binary.BigEndian.PutUint64(value, uint64(time.Since(started)))
+			producer.Produce(ctx, &kgo.Record{Value: value}, nil)
+		}
+	}()
+	latencies := make([]time.Duration, 0, total)
+	for len(latencies) < total {
+		fetches := consumer.PollFetches(ctx)
+		if err := fetches.Err(); err != nil {
+			return nil, err
+		}
+		now := time.Since(started)
+		fetches.EachRecord(func(r *kgo.Record) {
+			latencies = append(latencies, now-time.Duration(binary.BigEndian.Uint64(r.Value)))
+		})
+	}
+	return latencies[min(perSecond, total/2):], nil // without the first second: connections are being made
+}
+
+// syncLatency is what the disk takes for 1 KiB.
+func syncLatency(dir string, n int) ([]time.Duration, error) {
+	file, err := os.Create(filepath.Join(dir, "sync"))
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	value := randomBytes(1024)
+	list := make([]time.Duration, 0, n)
+	for range n {
+		started := time.Now()
+		if _, err := file.Write(value); err != nil {
+			return nil, err
+		}
+		if err := file.Sync(); err != nil {
+			return nil, err
+		}
+		list = append(list, time.Since(started))
+	}
+	return list, nil
+}
+
+// benchIdle: what streams cost that nobody touches.
+func benchIdle(ctx context.Context, work string) error {
+	fmt.Printf("\nidle streams, one record each: live heap of the broker after a restart\n")
+	fmt.Printf("%-10s %12s %14s\n", "streams", "heap MB", "start-up")
+	for _, n := range []int{10, 100_000} {
+		dir, err := freshDir(work, "idle")
+		if err != nil {
+			return err
+		}
+		if err := idleOnce(ctx, dir, n); err != nil {
+			return err
+		}
+		os.RemoveAll(dir)
+	}
+	return nil
+}
+
+func idleOnce(ctx context.Context, dir string, streams int) error {
+	s, err := startServer(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if err := touchStreams(ctx, s.addr, streams); err != nil {
+		return errors.Join(err, s.stop())
+	}
+	if err := s.stop(); err != nil {
+		return err
+	}
+	started := time.Now()
+	if s, err = startServer(ctx, dir); err != nil {
+		return err
+	}
+	took := time.Since(started)
+	heap, err := s.liveHeap()
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	fmt.Printf("%-10d %12.1f %14v\n", streams, float64(heap)/mb, took.Round(time.Millisecond))
+	return s.stop()
+}
+
+// touchStreams makes streams by writing one batch to each.
+func touchStreams(ctx context.Context, addr string, n int) error {
+	batch := makeBatch(1024)
+	failures := make(chan error, connections)
+	for i := range connections {
+		go func() {
+			failures <- func() error {
+				c, err := dial(addr)
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				var reply []byte
+				waiting := 0
+				for k := i; k < n || waiting > 0; {
+					if k < n && waiting < 64 {
+						if _, err := c.Write(produceFrame(fmt.Sprintf("idle/%d", k), 0, batch)); err != nil {
+							return err
+						}
+						k += connections
+						waiting++
+						continue
+					}
+					if reply, err = c.readReply(reply); err != nil {
+						return err
+					}
+					if err := checkProduceReply(reply); err != nil {
+						return err
+					}
+					waiting--
+				}
+				return ctx.Err()
+			}()
+		}()
+	}
+	var err error
+	for range connections {
+		err = errors.Join(err, <-failures)
+	}
+	return err
+}
