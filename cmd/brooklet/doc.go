@@ -17,4 +17,5 @@
 //	3  another writer has taken the shard over; starting again would take it back
 package main
 
-//go:generate go run . docs ../../docs/configuration.md
+//go:generate go run . docs configuration ../../docs/configuration.md
+//go:generate go run . docs environment ../../deploy/brooklet.env

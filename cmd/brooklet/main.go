@@ -22,22 +22,32 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// Once the first signal is noticed a second one has its default effect: it ends the process at once.
 	context.AfterFunc(ctx, stop)
-	err := newApp().RunContext(ctx, os.Args)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "brooklet:", err)
-	}
-	os.Exit(exitCode(err))
+	os.Exit(report(newApp().RunContext(ctx, os.Args)))
 }
 
-func exitCode(err error) int {
-	var coder cli.ExitCoder
-	switch {
-	case err == nil:
+// exitError is an error that ends the process with a code other than exitFailure, or that is in the log already.
+type exitError struct {
+	err    error
+	code   int
+	logged bool
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func wrongSettings(err error) error { return &exitError{err: err, code: exitSettings} }
+
+// report prints what a command failed with and returns the exit code.
+func report(err error) int {
+	if err == nil {
 		return 0
-	case errors.As(err, &coder):
-		return coder.ExitCode()
 	}
-	return exitFailure
+	exit := &exitError{err: err, code: exitFailure}
+	errors.As(err, &exit)
+	if !exit.logged {
+		fmt.Fprintln(os.Stderr, "brooklet:", err)
+	}
+	return exit.code
 }
 
 func newApp() *cli.App {
@@ -50,14 +60,14 @@ func newApp() *cli.App {
 		Commands:        []*cli.Command{serveCommand(), healthcheckCommand(), versionCommand(), docsCommand()},
 		Action:          noCommand,
 		OnUsageError:    usageError,
-		ExitErrHandler:  func(*cli.Context, error) {}, // main prints the error and exits
+		ExitErrHandler:  func(*cli.Context, error) {}, // main reports the error
 	}
 }
 
 // noCommand runs when no known command is named.
 func noCommand(c *cli.Context) error {
 	if c.Args().Present() {
-		return cli.Exit(fmt.Sprintf("there is no command %q; brooklet --help lists them", c.Args().First()), exitSettings)
+		return wrongSettings(fmt.Errorf("there is no command %q; brooklet --help lists them", c.Args().First()))
 	}
 	return cli.ShowAppHelp(c)
 }
@@ -68,7 +78,7 @@ func usageError(c *cli.Context, err error, _ bool) error {
 	if c.Command != nil && c.Command.Name != "" && c.Command.Name != c.App.Name {
 		help = "brooklet " + c.Command.Name + " --help"
 	}
-	return cli.Exit(fmt.Errorf("%w; see %s", err, help), exitSettings)
+	return wrongSettings(fmt.Errorf("%w; see %s", err, help))
 }
 
 // noArguments refuses words that belong to no flag.
@@ -76,6 +86,6 @@ func noArguments(c *cli.Context) error {
 	if !c.Args().Present() {
 		return nil
 	}
-	return cli.Exit(fmt.Errorf("%q belongs to no flag; write switches as --flag=false, and see brooklet %s --help",
-		c.Args().First(), c.Command.Name), exitSettings)
+	return wrongSettings(fmt.Errorf("%q belongs to no flag; write switches as --flag=false, and see brooklet %s --help",
+		c.Args().First(), c.Command.Name))
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -43,13 +42,16 @@ func (m *memorySizes) parts() []memoryPart {
 func (m *memorySizes) options() []*option {
 	var options []*option
 	for _, p := range m.parts() {
-		o := bytesOption(p.name, p.size, p.most, p.least, math.MaxInt64, p.usage)
+		o := bytesOption(p.name, p.size, p.most, p.least, maxCache, p.usage)
 		options = append(options, derived(o, p.size, "from the memory limit, at most "+formatBytes(p.most)))
 	}
 	return options
 }
 
-// Memory that no setting governs.
+// maxCache is the largest size that can be set. Sums of sizes stay far below 2^63.
+const maxCache = 1024 * gib
+
+// Memory that has no setting of its own.
 const (
 	// memTables: the database writes one memtable of 128 MiB while another is on its way to disk.
 	memTables = 256 * mib
@@ -59,29 +61,59 @@ const (
 	buffersPerFlush = 2
 )
 
-// complete gives the sizes that are not set their defaults, and checks that all fit into the limit together. Sizes
-// that nobody set are never the reason of an error: on a machine too small for the least ones the broker still starts.
-func (m *memorySizes) complete(limit memoryLimit, flushBytes int64) error {
-	fixed := memTables + runtimeMemory + buffersPerFlush*flushBytes
-	forCaches := max(limit.bytes-fixed, 0)
-	sum, set := fixed, []string{}
+// fixedMemory is what no setting of this page governs. Flush buffers grow with --flush-bytes.
+func fixedMemory(flushBytes int64) int64 {
+	return memTables + runtimeMemory + buffersPerFlush*flushBytes
+}
+
+func (m *memorySizes) total() (sum int64) {
 	for _, p := range m.parts() {
-		if *p.size != 0 {
-			set = append(set, fmt.Sprintf("--%s %s", p.name, formatBytes(*p.size)))
-		} else {
-			share := int64(p.share * float64(forCaches))
-			*p.size = min(max(share/mib*mib, p.least), p.most)
-		}
 		sum += *p.size
-		if sum < 0 {
-			sum = math.MaxInt64 // saturate
-		}
 	}
-	if sum <= limit.bytes || len(set) == 0 {
+	return sum
+}
+
+// complete gives the sizes that are not set their share of what is left, and checks that all fit into the limit
+// together. Sizes that nobody set are never the reason of an error: the broker starts, with a warning, on a machine
+// that is too small for the least ones.
+func (m *memorySizes) complete(limit memoryLimit, flushBytes int64) error {
+	fixed := fixedMemory(flushBytes)
+	set := m.given()
+	m.derive(limit.bytes - fixed - m.total())
+	if fixed+m.total() <= limit.bytes || len(set) == 0 {
 		return nil
 	}
 	return fmt.Errorf("%s: together with the other caches and %s for the database and flushes that is %s, but %s allows %s: lower these sizes, or raise the limit",
-		strings.Join(set, ", "), formatBytes(fixed), approximately(sum), limit.source, approximately(limit.bytes))
+		strings.Join(set, ", "), approximately(fixed), approximately(fixed+m.total()), limit.source, approximately(limit.bytes))
+}
+
+// given lists the sizes that are set, as a person would write them.
+func (m *memorySizes) given() (set []string) {
+	for _, p := range m.parts() {
+		if *p.size != 0 {
+			set = append(set, fmt.Sprintf("--%s %s", p.name, formatBytes(*p.size)))
+		}
+	}
+	return set
+}
+
+// derive divides available among the sizes that are not set.
+func (m *memorySizes) derive(available int64) {
+	for _, p := range m.parts() {
+		if *p.size == 0 {
+			share := int64(p.share*float64(available)) / mib * mib
+			*p.size = min(max(share, p.least), p.most)
+		}
+	}
+}
+
+// checkAmount warns of a limit that the sizes exceed although they are the least ones.
+func (m *memorySizes) checkAmount(limit memoryLimit, flushBytes int64) error {
+	sum := fixedMemory(flushBytes) + m.total()
+	if sum <= limit.bytes {
+		return nil
+	}
+	return fmt.Errorf("%s allows %s, but under load the broker needs %s: it may be killed when it is busy", limit.source, approximately(limit.bytes), approximately(sum))
 }
 
 // approximately writes a size for people.
@@ -181,18 +213,4 @@ func limitGarbage(limit memoryLimit) {
 	if _, set := os.LookupEnv("GOMEMLIMIT"); !set && limit.bytes != math.MaxInt64 {
 		debug.SetMemoryLimit(int64(softLimitShare * float64(limit.bytes)))
 	}
-}
-
-var errLittleMemory = errors.New("less memory than the broker needs under load: expect it to be killed when it is busy")
-
-// checkAmount warns of a limit that even the least caches exceed.
-func (m *memorySizes) checkAmount(limit memoryLimit, flushBytes int64) error {
-	sum := memTables + runtimeMemory + buffersPerFlush*flushBytes
-	for _, p := range m.parts() {
-		sum += *p.size
-	}
-	if sum > limit.bytes {
-		return fmt.Errorf("%w (%s allows %s, %s are needed)", errLittleMemory, limit.source, approximately(limit.bytes), approximately(sum))
-	}
-	return nil
 }

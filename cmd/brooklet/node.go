@@ -13,7 +13,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/urfave/cli/v2"
 	"go.uber.org/zap"
 
 	"github.com/brookletmq/brooklet/broker"
@@ -73,10 +72,12 @@ func (n *node) progress(what string) {
 }
 
 // run serves until ctx ends, which is an orderly stop and no error, or until the node cannot go on.
-func (n *node) run(ctx context.Context, limit memoryLimit) error {
-	n.logStart(limit)
+func (n *node) run(ctx context.Context) error {
 	err := n.start(ctx)
 	if err == nil {
+		watched, cancel := context.WithCancel(context.WithoutCancel(ctx)) // also while stopping
+		defer cancel()
+		go n.notify.watch(watched, func() bool { return n.store.Err() == nil })
 		err = n.serve(ctx)
 	}
 	stopped := ctx.Err() != nil && errors.Is(err, ctx.Err())
@@ -93,16 +94,6 @@ func (n *node) run(ctx context.Context, limit memoryLimit) error {
 	return err
 }
 
-func (n *node) logStart(limit memoryLimit) {
-	b := readBuild()
-	n.log.Info("brooklet", zap.String("version", b.version), zap.String("commit", b.commit), zap.String("go", runtime.Version()))
-	n.log.Info("memory", append([]zap.Field{zap.String("limit", approximately(limit.bytes)), zap.String("set_by", limit.source)},
-		n.settings.memory.fields()...)...)
-	if err := n.settings.memory.checkAmount(limit, n.settings.flushBytes); err != nil {
-		n.log.Warn("memory", zap.Error(err))
-	}
-}
-
 // start opens the parts one after the other. What it opened is closed by stop, also after an error.
 func (n *node) start(ctx context.Context) error {
 	steps := []struct {
@@ -112,7 +103,9 @@ func (n *node) start(ctx context.Context) error {
 		{"opening the admin endpoint", n.openAdmin},
 		{"waiting for the bucket", n.openBucket},
 		{"replaying the commit log", n.openStore},
-		{"opening the Kafka listener", n.openBroker},
+		{"opening the Kafka listener", n.openListener},
+		{"loading the topics", n.openBroker},
+		{"beginning to serve", n.openKafka},
 	}
 	for _, step := range steps {
 		n.progress(step.what)
@@ -155,19 +148,10 @@ func (n *node) openAdmin(context.Context) error {
 func (n *node) openBucket(ctx context.Context) error {
 	b, err := objstore.Open(ctx, objstore.Options{URL: n.settings.bucket, Logger: n.log.Named("bucket"), Registerer: n.registry})
 	if err != nil {
-		return fmt.Errorf("--bucket: %w", err)
+		return fmt.Errorf("%s: %w", n.settings.bucketSetting, err)
 	}
 	n.bucket = b
 	return nil
-}
-
-// durability resolves auto, which depends on the bucket.
-func (n *node) durability() streamstore.Durability {
-	remote := n.settings.durability == durabilityRemote || n.settings.durability == durabilityAuto && !n.bucket.Local()
-	if remote {
-		return streamstore.Remote
-	}
-	return streamstore.Local
 }
 
 func (n *node) openStore(ctx context.Context) error {
@@ -175,7 +159,7 @@ func (n *node) openStore(ctx context.Context) error {
 	store, err := streamstore.Open(ctx, streamstore.Options{
 		Dir:               s.dataDir,
 		Bucket:            n.bucket,
-		Durability:        n.durability(),
+		Durability:        s.storeDurability(),
 		FlushInterval:     s.flushInterval,
 		FlushBytes:        s.flushBytes,
 		MaxUnflushedBytes: s.maxUnflushedBytes,
@@ -210,8 +194,7 @@ func explainDisk(dir string, err error) error {
 }
 
 func (n *node) logRecovery(r streamstore.Recovery) {
-	n.log.Info("recovered", zap.String("data_dir", n.settings.dataDir), zap.String("bucket", n.bucket.Location()),
-		zap.Stringer("durability", n.durability()), zap.Uint64("epoch", r.Epoch), zap.Uint64("commit", r.Commit),
+	n.log.Info("recovered", zap.Uint64("epoch", r.Epoch), zap.Uint64("commit", r.Commit),
 		zap.Int("replayed_commits", r.ReplayedCommits), zap.Int("tail_appends", r.TailAppends), zap.Duration("took", r.Took))
 	if r.SetAside != "" {
 		n.log.Error("unflushed records of this disk could not be kept, because another writer had claimed the shard: look at the file and append again what is missing",
@@ -219,42 +202,21 @@ func (n *node) logRecovery(r streamstore.Recovery) {
 	}
 }
 
+func (n *node) openListener(context.Context) (err error) {
+	n.listener, err = listenOn("listen", n.settings.listen)
+	return err
+}
+
 func (n *node) openBroker(ctx context.Context) error {
 	s := n.settings
-	l, err := listenOn("listen", s.listen)
-	if err != nil {
-		return err
-	}
-	n.listener = l
 	advertised, err := s.advertised()
 	if err != nil {
 		return err
 	}
 	if advertised.port == 0 {
-		advertised.port = portOf(l)
+		advertised.port = portOf(n.listener)
 	}
-	if n.broker, err = n.newBroker(ctx, advertised); err != nil {
-		return err
-	}
-	if n.kafka, err = n.newKafkaServer(); err != nil {
-		return err
-	}
-	go func() {
-		if err := n.kafka.Serve(l); !errors.Is(err, kafkaproto.ErrServerClosed) {
-			n.failed <- fmt.Errorf("Kafka listener: %w", err)
-		}
-	}()
-	ready := n.broker.Ready
-	n.state.Store(&ready)
-	n.log.Info("serving Kafka clients", zap.String("listen", l.Addr().String()), zap.String("advertise", advertised.String()),
-		zap.String("cluster", n.broker.ClusterID()))
-	n.notify.ready("serving Kafka clients on " + l.Addr().String())
-	return nil
-}
-
-func (n *node) newBroker(ctx context.Context, advertised address) (*broker.Broker, error) {
-	s := n.settings
-	return broker.New(ctx, broker.Options{
+	n.broker, err = broker.New(ctx, broker.Options{
 		NodeID:            int32(s.nodeID),
 		AdvertisedHost:    advertised.host,
 		AdvertisedPort:    int32(advertised.port),
@@ -269,14 +231,19 @@ func (n *node) newBroker(ctx context.Context, advertised address) (*broker.Broke
 		Logger:            n.log.Named("broker"),
 		Registerer:        n.registry,
 	})
+	if err != nil {
+		return err
+	}
+	n.log.Info("clients are told to connect to", zap.String("advertise", advertised.String()), zap.Int("node", s.nodeID))
+	return nil
 }
 
 // fetchMaxBytes is Kafka's default of fetch.max.bytes.
 const fetchMaxBytes = 55 * mib
 
-func (n *node) newKafkaServer() (*kafkaproto.Server, error) {
+func (n *node) openKafka(context.Context) (err error) {
 	s := n.settings
-	return kafkaproto.NewServer(kafkaproto.Options{
+	n.kafka, err = kafkaproto.NewServer(kafkaproto.Options{
 		Versions:            n.broker.Versions(),
 		MaxFrameBytes:       int(s.maxFrameBytes),
 		MaxRequestMemory:    s.memory.request,
@@ -286,11 +253,23 @@ func (n *node) newKafkaServer() (*kafkaproto.Server, error) {
 		Logger:              n.log.Named("kafka"),
 		Registerer:          n.registry,
 	}, n.broker)
+	if err != nil {
+		return err
+	}
+	go func() {
+		if err := n.kafka.Serve(n.listener); !errors.Is(err, kafkaproto.ErrServerClosed) {
+			n.failed <- fmt.Errorf("Kafka listener: %w", err)
+		}
+	}()
+	ready := n.broker.Ready
+	n.state.Store(&ready)
+	n.log.Info("serving Kafka clients", zap.String("listen", n.listener.Addr().String()))
+	n.notify.ready("serving Kafka clients on " + n.listener.Addr().String())
+	return nil
 }
 
 // serve waits for the end: ctx's error if it was told to stop.
 func (n *node) serve(ctx context.Context) error {
-	go n.notify.watch(ctx, func() bool { return n.store.Err() == nil })
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -304,7 +283,8 @@ func (n *node) serve(ctx context.Context) error {
 // explainFailure says why the store takes no more writes and what becomes of the records that only this disk has.
 func explainFailure(err error, dir string) error {
 	if errors.Is(err, streamstore.ErrFenced) {
-		return cli.Exit(fmt.Errorf("%w: another broker has opened the same bucket and serves it now. Records that had not reached the bucket are kept in %s, and the next start there sets them aside in a file. Start this broker again only if the other one is gone", err, dir), exitFenced)
+		err = fmt.Errorf("%w: another broker has opened the same bucket and serves it now. Records that had not reached the bucket are kept in %s, and the next start there sets them aside in a file. Start this broker again only if the other one is gone", err, dir)
+		return &exitError{err: err, code: exitFenced}
 	}
 	return fmt.Errorf("%w; records that had not reached the bucket are kept in %s and are recovered at the next start", err, dir)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -32,8 +33,9 @@ func serveCommand() *cli.Command {
 
 func serve(c *cli.Context, s *settings, options []*option) error {
 	limit := findMemoryLimit(os.DirFS("/"), goMemoryLimit())
-	if err := s.complete(options, limit); err != nil {
-		return cli.Exit(settingsError(err), exitSettings)
+	err := errors.Join(s.complete(options), s.memory.complete(limit, s.flushBytes), s.completeBucket(c.Context))
+	if err != nil {
+		return wrongSettings(settingsError(err))
 	}
 	limitGarbage(limit)
 	log := newLogger(s)
@@ -41,7 +43,29 @@ func serve(c *cli.Context, s *settings, options []*option) error {
 	for _, name := range unknownVariables(os.Environ(), options) {
 		log.Warn("this environment variable is no setting and has no effect; brooklet serve --help lists those that are", zap.String("variable", name))
 	}
-	return newNode(s, log).run(c.Context, limit)
+	logSettings(log, s, limit)
+	return logExit(log, newNode(s, log).run(c.Context))
+}
+
+func logSettings(log *zap.Logger, s *settings, limit memoryLimit) {
+	b := readBuild()
+	log.Info("brooklet", zap.String("version", b.version), zap.String("commit", b.commit), zap.String("go", runtime.Version()))
+	log.Info("storage", zap.String("data_dir", s.dataDir), zap.String("bucket", s.bucketLocation), zap.String("durability", s.durability))
+	log.Info("memory", append([]zap.Field{zap.String("limit", approximately(limit.bytes)), zap.String("set_by", limit.source)}, s.memory.fields()...)...)
+	if err := s.memory.checkAmount(limit, s.flushBytes); err != nil {
+		log.Warn("memory", zap.Error(err))
+	}
+}
+
+// logExit writes the error that ends the process to the log, where it has the same form as all else.
+func logExit(log *zap.Logger, err error) error {
+	if err == nil {
+		return nil
+	}
+	log.Error("the broker ends", zap.String("error", err.Error())) // without the stack traces that some errors print
+	exit := &exitError{err: err, code: exitFailure}
+	errors.As(err, &exit)
+	return &exitError{err: exit.err, code: exit.code, logged: true}
 }
 
 // settingsError writes one problem per line.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -11,6 +12,9 @@ import (
 	"time"
 
 	"go.uber.org/zap/zapcore"
+
+	"github.com/brookletmq/brooklet/objstore"
+	"github.com/brookletmq/brooklet/streamstore"
 )
 
 const (
@@ -38,7 +42,9 @@ type settings struct {
 	nodeID                         int
 	rack                           string
 
-	dataDir, bucket               string
+	dataDir, bucket string
+	// bucketLocation is bucket without secrets; bucketSetting names the setting that it comes from.
+	bucketLocation, bucketSetting string
 	durability                    string
 	flushInterval                 time.Duration // 0: the store's default for its durability
 	flushBytes, maxUnflushedBytes int64
@@ -130,9 +136,9 @@ func (s *settings) level() zapcore.Level {
 	return level
 }
 
-// complete fills in the paths that depend on others and returns everything that is wrong with the settings, each error
-// naming what to change.
-func (s *settings) complete(options []*option, limit memoryLimit) error {
+// complete fills in the paths that depend on others and returns everything that is wrong with the settings, memory and
+// bucket apart. Each error names what to change.
+func (s *settings) complete(options []*option) error {
 	var errs []error
 	for _, o := range options {
 		errs = append(errs, o.problem())
@@ -148,7 +154,6 @@ func (s *settings) complete(options []*option, limit memoryLimit) error {
 		errs = append(errs, fmt.Errorf("--max-unflushed-bytes %s is less than --flush-bytes %s: raise the first or lower the second",
 			formatBytes(s.maxUnflushedBytes), formatBytes(s.flushBytes)))
 	}
-	errs = append(errs, s.memory.complete(limit, s.flushBytes))
 	return errors.Join(errs...)
 }
 
@@ -163,15 +168,40 @@ func (s *settings) completePaths() error {
 	if err != nil {
 		return fmt.Errorf("--data-dir %s: write an absolute path: %w", s.dataDir, err)
 	}
-	s.dataDir = dir
+	s.dataDir, s.bucketSetting = dir, "--bucket"
 	if s.bucket == "" {
+		s.bucketSetting = "bucket in --data-dir " + dir
 		s.bucket = (&url.URL{Scheme: "file", Path: filepath.Join(dir, "bucket")}).String()
 	}
 	return nil
 }
 
-// unknownVariables returns the names of variables that look like settings and are none, each with the likely one if
-// there is any. environment holds NAME=value lines.
+// completeBucket checks the address of the bucket and resolves the durability auto. It asks a remote bucket nothing; that
+// is done later, and repeated, because a bucket may be out of reach for a while.
+func (s *settings) completeBucket(ctx context.Context) error {
+	b, err := objstore.Open(ctx, objstore.Options{URL: s.bucket, SkipProbe: true})
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.bucketSetting, err)
+	}
+	s.bucketLocation = b.Location()
+	if s.durability == durabilityAuto && b.Local() {
+		s.durability = durabilityLocal
+	} else if s.durability == durabilityAuto {
+		s.durability = durabilityRemote
+	}
+	return b.Close()
+}
+
+// storeDurability is --durability once auto is resolved.
+func (s *settings) storeDurability() streamstore.Durability {
+	if s.durability == durabilityRemote {
+		return streamstore.Remote
+	}
+	return streamstore.Local
+}
+
+// unknownVariables returns the names of variables that look like settings and are none. environment holds NAME=value
+// lines.
 func unknownVariables(environment []string, options []*option) []string {
 	known := make(map[string]bool, len(options))
 	for _, o := range options {
