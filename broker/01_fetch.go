@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
@@ -59,6 +61,7 @@ type fetcher struct {
 	memory      *semaphore.Weighted
 	memoryBytes int64
 	m           *fetchMetrics
+	log         *zap.Logger // for what may happen very often: a few lines a minute
 }
 
 func newFetcher(opts *Options) *fetcher {
@@ -68,6 +71,9 @@ func newFetcher(opts *Options) *fetcher {
 		memory:      semaphore.NewWeighted(opts.FetchMemory),
 		memoryBytes: opts.FetchMemory,
 		m:           m,
+		log: opts.Logger.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+			return zapcore.NewSamplerWithOptions(c, time.Minute, 5, 0)
+		})),
 	}
 }
 
@@ -117,13 +123,22 @@ func (b *Broker) fetch(ctx context.Context, req *kmsg.FetchRequest, hurry <-chan
 		resp.ErrorCode = kerr.Code
 		return resp, nil
 	}
-	defer b.fetches.sessions.end(s)
 	f := newFetch(b, req, s)
-	defer f.memory.release()
+	defer f.end()
 	if err := f.run(ctx, hurry); err != nil {
 		return nil, err
 	}
 	return f.reply(ctx), nil
+}
+
+// end gives back what the fetch holds. A session whose fetch came to no reply, because its connection died, does not
+// know any more what its client has; the client starts a new one.
+func (f *fetch) end() {
+	if !f.replied {
+		f.b.fetches.sessions.remove(f.s.id)
+	}
+	f.b.fetches.sessions.end(f.s)
+	f.memory.release()
 }
 
 // fetch is one request being served.
@@ -145,6 +160,7 @@ type fetch struct {
 	// did not come along and go to its front.
 	served, unread []*fetchPartition
 	memory         reservation
+	replied        bool // the session is ready for its next request
 }
 
 // fetchResult is what the reply says about one partition.
@@ -213,8 +229,8 @@ func (f *fetch) pass(ctx context.Context) {
 		if p == nil {
 			return
 		}
-		if !grace && f.due() && f.bytes > 0 {
-			// Nothing is missing from the reply: more may come along if it is at hand.
+		if !grace && f.due() {
+			// The reply need not wait any more: what is at hand may come along.
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, fetchReadGrace)
 			defer cancel()
@@ -321,9 +337,23 @@ func (f *fetch) read(ctx context.Context, p *fetchPartition, opts streamstore.Re
 			// Deleted, and perhaps made anew under the same name.
 			f.s.detach(p)
 		default:
-			return streamstore.ReadResult{}, partitionError(err, f.s.usesTopicIDs), false
+			return streamstore.ReadResult{}, f.readError(err), false
 		}
 	}
+}
+
+// readError translates an error of a read. Clients of Fetch know few errors, and give up on the others; a bucket that
+// fails is KAFKA_STORAGE_ERROR, after which they try again.
+func (f *fetch) readError(err error) *kafkaproto.Error {
+	kerr := partitionError(err, f.s.usesTopicIDs)
+	switch kerr.Code {
+	case kafkaproto.ErrUnknownServerError.Code, kafkaproto.ErrRequestTimedOut.Code:
+		kerr = kafkaproto.ErrKafkaStorageError
+	}
+	if kerr.Code == kafkaproto.ErrKafkaStorageError.Code {
+		f.b.fetches.log.Warn("fetch cannot read records", zap.Error(err))
+	}
+	return kerr
 }
 
 // locate makes sure that p has a stream, and checks the leader epoch that the client knows.
@@ -425,6 +455,7 @@ func (f *fetch) reply(ctx context.Context) kmsg.Response {
 		resp.SessionID = f.s.id
 	}
 	resp.Topics = f.topics()
+	f.replied = true
 	return f.memory.attach(ctx, resp)
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/brookletmq/brooklet/kafkaproto"
 	"github.com/brookletmq/brooklet/objstore"
+	"github.com/brookletmq/brooklet/objstore/faulty"
 )
 
 // Clients act on every field of a fetch reply, so one that is not set must hold the protocol's default, not zero.
@@ -163,7 +164,7 @@ func TestFetchPartitionLimit(t *testing.T) {
 // One fetch over thousands of partitions obeys the limit of the whole request, and a session serves each partition once
 // before it serves any a second time.
 func TestFetchManyPartitionsAreCappedAndRotate(t *testing.T) {
-	const partitions, size, limit = 5000, 8 << 10, 400 << 10
+	const partitions, size, limit = 5000, 1 << 10, 50 << 10
 	d := newDataBroker(t, func(o *dataOptions) { o.broker.FetchMaxBytes = limit })
 	d.createTopic("orders", partitions)
 	parts := make([]fetchOf, partitions)
@@ -199,7 +200,8 @@ func TestFetchManyPartitionsAreCappedAndRotate(t *testing.T) {
 		wantAtMost(t, times, 2, "partition %d was served again while others waited", p)
 	}
 	// Each fetch but the last fills its limit to within one partition's data.
-	wantAtMost(t, fetches, partitions*size*2/(limit-2*size)+1)
+	inPartition := 2 * len(d.batchOf(1, size))
+	wantAtMost(t, fetches, partitions*inPartition/(limit-inPartition)+1)
 	// Only the first fetch, which must name all partitions, may look at those it does not serve.
 	wantLess(t, d.reads(), 2*partitions)
 }
@@ -234,6 +236,24 @@ func TestFetchIsWokenByData(t *testing.T) {
 	}
 }
 
+// Data that arrives after a partition was read and before it is watched wakes nobody; it is found all the same.
+func TestFetchMissesNothingBeforeItsWatch(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.createTopic("orders", 2)
+	req := waiting(fetchRequest(emptyParts("orders", 2)...), time.Minute, 1)
+	req.SetVersion(12)
+	s, _ := d.fetches.sessions.begin(req)
+	f := newFetch(d.Broker, req, s)
+	defer f.end()
+	f.pass(t.Context())
+	wantEqual(t, false, f.due())
+	d.produce(at{topic: "orders", partition: 1}, d.batchOf(1, 10))
+	wantEqual(t, true, s.startWatch(d.store))
+	f.pass(t.Context())
+	wantEqual(t, true, f.due())
+	wantEqual(t, false, s.startWatch(d.store))
+}
+
 func TestFetchMinBytesTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDataBroker(t, nil)
@@ -258,7 +278,7 @@ func TestFetchGathersMinBytes(t *testing.T) {
 		for i := range 3 {
 			synctest.Wait()
 			wantLen(t, done, 0)
-			d.produce(at{topic: "orders", partition: int32(i % 2)}, d.batchOf(1, 1000))
+			d.produce(at{topic: "orders", partition: int32(i / 2)}, d.batchOf(1, 1000))
 		}
 		got := partitionsOf(<-done)
 		wantEqual(t, [][2]int64{{0, 0}, {1, 1}}, offsetsIn(t, got[at{topic: "orders"}].RecordBatches))
@@ -397,6 +417,32 @@ func TestFetchColdReadDoesNotHoldUpOthers(t *testing.T) {
 		resp := call[*kmsg.FetchResponse](d, waiting(fetchRequest(from("orders", 0, 10), from("orders", 1, 0)), time.Minute, 1), 12)
 		wantEqual(t, fetchReadGrace, time.Since(began))
 		wantEqual(t, [][2]int64{{10, 10}}, offsetsIn(t, partitionsOf(resp)[at{topic: "orders"}].RecordBatches))
+	})
+}
+
+// Clients know few errors of Fetch: what the bucket does wrong is told as one that they retry.
+func TestFetchBucketFails(t *testing.T) {
+	d := coldBroker(t, 1)
+	d.bucket.SetRate(objstore.OpGetRange, faulty.Before, 1)
+	d.bucket.SetRate(objstore.OpGet, faulty.Before, 1)
+	for version, code := range map[int16]int16{5: kerr.NotLeaderForPartition.Code, 6: kerr.KafkaStorageError.Code, 12: kerr.KafkaStorageError.Code} {
+		p := call[*kmsg.FetchResponse](d, waiting(fetchRequest(from("orders", 0, 0)), time.Minute, 1), version).Topics[0].Partitions[0]
+		wantEqual(t, code, p.ErrorCode, "v%d", version)
+	}
+	p := call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 10)), 12).Topics[0].Partitions[0]
+	wantZero(t, p.ErrorCode, "what needs no bucket goes on")
+}
+
+// An error of one partition is told at once, whatever else is still on its way.
+func TestFetchErrorDoesNotWaitForColdRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := coldBroker(t, 1)
+		d.bucket.SetDelay(objstore.OpGetRange, 3*time.Second, 3*time.Second)
+		d.bucket.SetDelay(objstore.OpGet, 3*time.Second, 3*time.Second)
+		began := time.Now()
+		resp := call[*kmsg.FetchResponse](d, waiting(fetchRequest(from("orders", 1, 0), from("orders", 0, 0)), time.Minute, 1), 12)
+		wantEqual(t, fetchReadGrace, time.Since(began))
+		wantEqual(t, kerr.UnknownTopicOrPartition.Code, partitionsOf(resp)[at{topic: "orders", partition: 1}].ErrorCode)
 	})
 }
 

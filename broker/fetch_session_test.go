@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -330,6 +331,46 @@ func TestSessionRemovedWhileBusy(t *testing.T) {
 		d.produce(at{topic: "orders"}, d.batchOf(1, 10))
 		wantEqual(t, [][2]int64{{0, 0}}, offsetsIn(t, (<-done).Topics[0].Partitions[0].RecordBatches))
 		wantZero(t, testutil.ToFloat64(d.fetches.m.sessions))
+	})
+}
+
+// A client whose connection dies may come back for its session. What the lost reply held must not be lost with it: the
+// session is gone, and the client starts over.
+func TestSessionEndsWithALostReply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 2)
+		id := d.openSession(12, emptyParts("orders", 2)...)
+		d.produce(at{topic: "orders"}, d.batchOf(1, 10))
+		reply, err := d.start(waiting(inSession(fetchRequest(), id, 1), time.Minute, 1000), 12)
+		wantNoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { _, err := reply(ctx); done <- err }()
+		synctest.Wait()
+		cancel()
+		wantErrorIs(t, <-done, context.Canceled)
+		wantEqual(t, kerr.FetchSessionIDNotFound.Code, d.next(12, id, 2).ErrorCode)
+		wantZero(t, testutil.ToFloat64(d.fetches.m.sessionPartitions))
+	})
+}
+
+// A session that ends, or loses its slot, is told no more news: streams would notify clients long gone for ever.
+func TestSessionClosesItsWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, func(o *dataOptions) { o.broker.FetchSessionSlots = 2 })
+		d.createTopic("orders", 2)
+		open := func() *fetchSession {
+			return d.fetches.sessions.mu.byID[d.openSession(12, emptyParts("orders", 2)...)]
+		}
+		closed, evicted := open(), open()
+		call[*kmsg.FetchResponse](d, inSession(fetchRequest(), closed.id, sessionEpochFinal), 12)
+		time.Sleep(sessionIdleEviction + time.Second)
+		alive := open()
+		d.produce(at{topic: "orders"}, d.batchOf(1, 10))
+		for s, news := range map[*fetchSession]int{closed: 0, evicted: 0, alive: 1} {
+			wantLen(t, s.watch.Take(nil), news)
+		}
 	})
 }
 
