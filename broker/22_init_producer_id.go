@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -63,9 +64,11 @@ func (b *Broker) newProducerID(ctx context.Context) (int64, *kafkaproto.Error) {
 	ctx, cancel := context.WithTimeout(ctx, initProducerIDTimeout)
 	defer cancel()
 	id, err := b.producers.allocate(ctx)
-	if err != nil {
-		b.log.Warn("no producer id could be claimed", zap.Error(err))
-		return -1, kafkaproto.ErrCoordinatorLoadInProgress
+	if err == nil {
+		return id, nil
 	}
-	return id, nil
+	if errors.Is(err, errBadRow) { // the store reports its own troubles
+		b.log.Error("producer ids cannot be handed out", zap.Error(err))
+	}
+	return -1, kafkaproto.ErrCoordinatorLoadInProgress
 }

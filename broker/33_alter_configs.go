@@ -23,8 +23,8 @@ func handleAlterConfigs(b *Broker, ctx context.Context, r *kafkaproto.Request) (
 	req := r.Body.(*kmsg.AlterConfigsRequest)
 	resp := req.ResponseKind().(*kmsg.AlterConfigsResponse)
 	key := func(r *kmsg.AlterConfigsRequestResource) resource { return resource{r.ResourceType, r.ResourceName} }
-	items, repeated := distinct(req.Resources, key)
-	for i, err := range alterResources(b, ctx, items, key, repeated, req.ValidateOnly, replaceConfigs) {
+	items, errs := alterResources(b, ctx, req.Resources, key, req.ValidateOnly, replaceConfigs)
+	for i, err := range errs {
 		a := kmsg.NewAlterConfigsResponseResource()
 		a.ResourceType, a.ResourceName = items[i].ResourceType, items[i].ResourceName
 		a.ErrorCode, a.ErrorMessage = errorFields(err)

@@ -28,8 +28,8 @@ func handleIncrementalAlterConfigs(b *Broker, ctx context.Context, r *kafkaproto
 	key := func(r *kmsg.IncrementalAlterConfigsRequestResource) resource {
 		return resource{r.ResourceType, r.ResourceName}
 	}
-	items, repeated := distinct(req.Resources, key)
-	for i, err := range alterResources(b, ctx, items, key, repeated, req.ValidateOnly, b.editConfigs) {
+	items, errs := alterResources(b, ctx, req.Resources, key, req.ValidateOnly, b.editConfigs)
+	for i, err := range errs {
 		a := kmsg.NewIncrementalAlterConfigsResponseResource()
 		a.ResourceType, a.ResourceName = items[i].ResourceType, items[i].ResourceName
 		a.ErrorCode, a.ErrorMessage = errorFields(err)

@@ -21,9 +21,10 @@ type configEdit struct {
 	value *string
 }
 
-// alterResources carries out one request, whose resources were reduced to distinct items. apply makes the changes of one
-// item to a copy of what is set now. The result holds an error or nil for each item.
-func alterResources[T any](b *Broker, ctx context.Context, items []*T, key func(*T) resource, repeated map[resource]bool, dryRun bool, apply func(item *T, overrides map[string]string) *kafkaproto.Error) []*kafkaproto.Error {
+// alterResources carries out one request. apply makes the changes of one resource to a copy of what is set on it now. The
+// result holds each resource once, and its error or nil.
+func alterResources[T any](b *Broker, ctx context.Context, all []T, key func(*T) resource, dryRun bool, apply func(item *T, overrides map[string]string) *kafkaproto.Error) ([]*T, []*kafkaproto.Error) {
+	items, repeated := distinct(all, key)
 	alterations := make([]alteration, len(items))
 	checked := make([]*kafkaproto.Error, len(items))
 	for i, item := range items {
@@ -36,7 +37,7 @@ func alterResources[T any](b *Broker, ctx context.Context, items []*T, key func(
 	}
 	ctx, cancel := adminContext(ctx, 0) // these requests carry no time of their own
 	defer cancel()
-	return b.topics.alter(ctx, alterations, checked, dryRun)
+	return items, b.topics.alter(ctx, alterations, checked, dryRun)
 }
 
 // checkAlterable tells whether configs of this resource can be changed at all.
