@@ -100,6 +100,52 @@ func TestEmptyRequests(t *testing.T) {
 	}
 }
 
+// FuzzHandlers gives any request that kmsg can read to its handler, which must answer with a reply that can be written, or
+// with an error, and must not panic. Requests that change topics are only validated, so that the broker stays small.
+func FuzzHandlers(f *testing.F) {
+	for _, key := range ServedKeys() {
+		versions, err := kafkaproto.NewVersions(ServedKeys()...)
+		if err != nil {
+			f.Fatal(err)
+		}
+		low, high, _ := versions.Range(key)
+		for _, version := range []int16{low, high} {
+			req := kmsg.RequestForKey(key)
+			req.SetVersion(version)
+			f.Add(key, version, req.AppendTo(nil))
+		}
+	}
+	b := newAdminBroker(f, func(o *Options) { o.AutoCreateTopics = false })
+	b.mustCreate("orders", 2)
+	b.mustCreate("dir/stream", 1)
+	ended, cancel := context.WithCancel(context.Background())
+	cancel() // replies that wait give up
+	f.Fuzz(func(t *testing.T, key, version int16, body []byte) {
+		low, high, ok := b.Versions().Range(key)
+		if !ok || version < low || version > high {
+			return
+		}
+		req := kmsg.RequestForKey(key)
+		req.SetVersion(version)
+		if req.ReadFrom(body) != nil {
+			return
+		}
+		switch req := req.(type) {
+		case *kmsg.CreateTopicsRequest:
+			req.ValidateOnly = true
+		case *kmsg.CreatePartitionsRequest:
+			req.ValidateOnly = true
+		}
+		reply, err := b.Handle(context.Background(), &kafkaproto.Request{Conn: &kafkaproto.ConnInfo{}, Key: key, Version: version, Body: req})
+		if err != nil || reply == nil {
+			return
+		}
+		if resp, err := reply(ended); err == nil {
+			resp.AppendTo(nil)
+		}
+	})
+}
+
 func TestHandleRefusesUnknownKey(t *testing.T) {
 	b := newAdminBroker(t, nil)
 	if _, err := b.Handle(context.Background(), &kafkaproto.Request{Key: 4}); err == nil {
