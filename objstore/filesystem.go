@@ -61,9 +61,20 @@ func openFilesystem(root string, log *zap.Logger) (*fsBucket, error) {
 	return f, nil
 }
 
+// writeChunk is how much of an object is written before the system is asked to
+// bring it to the disk. Left to itself it collects the whole object and brings it
+// all at once with the final sync, and whatever else waits for that disk, such as
+// the sync of a write-ahead log, waits for all of it.
+const writeChunk = 1 << 20
+
 func writeAll(f *os.File, data []byte) error {
-	_, err := f.Write(data)
-	return err
+	for at := 0; at < len(data); at += writeChunk {
+		if _, err := f.Write(data[at:min(at+writeChunk, len(data))]); err != nil {
+			return err
+		}
+		startWriteback(f, int64(at), writeChunk)
+	}
+	return nil
 }
 
 // removeStale removes the temporary files of writers that died.

@@ -234,15 +234,16 @@ func (s *Store) readState(ctx context.Context, info objstore.ObjectInfo) (h comm
 	return h, state, err
 }
 
+// readCommitHeader reads the header of a log object. A *CorruptError means that the
+// object can never be read; other errors may pass.
 func (s *Store) readCommitHeader(ctx context.Context, name string) (commitHeader, error) {
 	b, err := s.opts.Bucket.GetRange(ctx, name, 0, commitHeaderSize)
 	if errors.Is(err, objstore.ErrTruncated) {
-		// Creation never shows a partial object, so a short one is foreign or damaged;
-		// a body cut off on the way is tried again by the caller.
-		return commitHeader{}, fmt.Errorf("header of %s: %w", name, err)
+		// Either the transfer broke off, or somebody put a shorter object there.
+		b, err = s.opts.Bucket.Get(ctx, name)
 	}
 	if err != nil {
-		return commitHeader{}, err
+		return commitHeader{}, fmt.Errorf("header of %s: %w", name, err)
 	}
 	return s.decodeOwnHeader(name, b)
 }

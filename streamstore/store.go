@@ -13,7 +13,6 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"go.uber.org/zap"
 	"golang.org/x/sync/semaphore"
-	"golang.org/x/sys/unix"
 )
 
 // Store keeps the streams of one shard. Its methods are safe for concurrent use.
@@ -224,14 +223,8 @@ func (g *diskGuard) look(s *Store) {
 	}
 }
 
-// bootTime is a monotonic clock that goes on while the machine is suspended.
-func bootTime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return time.Duration(time.Now().UnixNano())
-	}
-	return time.Duration(ts.Nano())
-}
+// processStart is the origin of bootTime where the system has no better one.
+var processStart = time.Now()
 
 // newStreamID makes an id. The caller holds s.meta.
 func (s *Store) newStreamID() StreamID {
