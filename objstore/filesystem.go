@@ -85,6 +85,9 @@ func (f *fsBucket) removeStale(log *zap.Logger) error {
 		return err
 	}
 	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), lockSuffix) {
+			continue
+		}
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its writer, alive after all, was done
