@@ -43,7 +43,9 @@ import (
 //	 96   4  CRC-32C of the data section
 //	100   4  CRC-32C of the state section
 //	104   8  size of the whole object
-//	112  12  zero
+//	112   8  number of the newest live object that the writer knew to be in the
+//	         bucket together with all live ones before it
+//	120   4  zero
 //	124   4  CRC-32C of bytes 0 to 123
 //
 // Which objects count. Going up in number, an object is live if the live object
@@ -51,6 +53,9 @@ import (
 // or is a claim of a higher epoch. All others are dead: left behind by a writer
 // that was fenced with uploads in flight, or written by this writer behind such
 // a left-over (see flusher.renumber). Dead objects are skipped by every reader.
+//
+// A dead object whose writer knew a live object above the reader's position (byte
+// 112) proves that the log is damaged: what led from there to here is missing.
 const (
 	commitMagic       = "BRKLTLOG"
 	commitFooterMagic = "BRKLTEND"
@@ -82,6 +87,7 @@ type commitHeader struct {
 	stateLen   int64
 	dataCRC    uint32
 	stateCRC   uint32
+	durable    uint64
 }
 
 func (h *commitHeader) size() int64 {
@@ -110,6 +116,7 @@ func (h *commitHeader) encode(b []byte) {
 	be.PutUint32(b[96:], h.dataCRC)
 	be.PutUint32(b[100:], h.stateCRC)
 	be.PutUint64(b[104:], uint64(h.size()))
+	be.PutUint64(b[112:], h.durable)
 	be.PutUint32(b[124:], crc32.Checksum(b[:124], castagnoli))
 }
 
@@ -149,6 +156,7 @@ func decodeCommitHeader(where string, b []byte) (h commitHeader, err error) {
 		stateLen:   int64(be.Uint64(b[88:])),
 		dataCRC:    be.Uint32(b[96:]),
 		stateCRC:   be.Uint32(b[100:]),
+		durable:    be.Uint64(b[112:]),
 	}
 	if size := int64(be.Uint64(b[104:])); h.dataLength < 0 || h.stateLen < 0 || size != h.size() {
 		return corrupt(104, "object size", size, h.size())

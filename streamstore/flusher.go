@@ -289,7 +289,7 @@ func (f *flusher) addBatch(c *commit, id StreamID, e *tailEntry, batch recordBat
 // start numbers a commit, encodes it and begins its upload.
 func (f *flusher) start(ctx context.Context, c *commit) error {
 	c.header.number = f.next
-	c.header.previous = f.previous
+	c.header.previous, c.header.durable = f.previous, f.previous
 	if i := slices.Index(f.inflight, c); i > 0 {
 		c.header.previous = f.inflight[i-1].header.number
 	}
@@ -389,7 +389,7 @@ func (f *flusher) upload(ctx context.Context, c *commit) {
 	if err == nil && bootTime()-started >= f.store.opts.FenceCheckAfter {
 		// So late that the object may lie in a part of the log that a newer
 		// writer has filled, compacted and cleaned up.
-		err = retry(ctx, f.store.log, "looking for a newer writer", func() error { return f.store.checkFence(ctx, c.header.number) })
+		err = retry(ctx, f.store.log, "looking for a newer writer", func() error { return f.store.checkFence(ctx, &c.header) })
 	}
 	c.burned = errors.Is(err, errBurned)
 	if !c.burned {

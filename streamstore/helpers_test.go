@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"hash/crc32"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/brookletmq/brooklet/objstore"
+	"github.com/brookletmq/brooklet/objstore/faulty"
 )
 
 // batchSpec describes a test batch. Its records are opaque bytes: the store does
@@ -152,4 +155,185 @@ func equalBatches(a, b []recordBatch) bool {
 		}
 	}
 	return true
+}
+
+// process is one writer of a bucket that it may share with others, with a disk and
+// with faults of its own.
+type process struct {
+	*Store
+	t      testing.TB
+	opts   Options
+	fs     *vfs.MemFS
+	link   *switchBucket
+	faults *faulty.Bucket
+	closed bool
+}
+
+// startProcess opens a store on a disk; change may alter its options. It is
+// closed when the test ends, if it still runs then.
+func startProcess(t testing.TB, bucket objstore.Bucket, fs *vfs.MemFS, change func(*Options)) *process {
+	t.Helper()
+	p, err := tryProcess(t, bucket, fs, change)
+	if err != nil {
+		t.Fatalf("Open: %v", err)
+	}
+	return p
+}
+
+func tryProcess(t testing.TB, bucket objstore.Bucket, fs *vfs.MemFS, change func(*Options)) (*process, error) {
+	p := &process{t: t, fs: fs, faults: faulty.New(bucket, 1)}
+	p.link = &switchBucket{Bucket: p.faults}
+	p.opts = testOptions(p.link)
+	p.opts.FS = fs
+	if change != nil {
+		change(&p.opts)
+	}
+	var err error
+	if p.Store, err = Open(context.Background(), p.opts); err != nil {
+		return nil, err
+	}
+	t.Cleanup(p.stop)
+	return p, nil
+}
+
+// remote makes a process durable in the bucket only.
+func remote(o *Options) { o.Durability = Remote }
+
+// stop ends the process in good order; twice is once.
+func (p *process) stop() {
+	if p.closed {
+		return
+	}
+	p.closed = true
+	if err := p.Close(); err != nil && !errors.Is(err, ErrFailed) {
+		p.t.Errorf("Close: %v", err)
+	}
+}
+
+// kill ends the process and returns its disk as a power failure leaves it. Calls
+// of the bucket that are on their way stay on their way.
+func (p *process) kill() *vfs.MemFS {
+	p.link.dead.Store(true)
+	disk := p.fs.CrashClone(vfs.CrashCloneCfg{})
+	p.stop()
+	return disk
+}
+
+// gate is a place where a test holds a call: reached is closed when one is there, and
+// all go on when it is opened, at the latest when the test ends.
+type gate struct {
+	reached, opened chan struct{}
+	reach, open     func()
+}
+
+func newGate(t testing.TB) *gate {
+	g := &gate{reached: make(chan struct{}), opened: make(chan struct{})}
+	g.reach = sync.OnceFunc(func() { close(g.reached) })
+	g.open = sync.OnceFunc(func() { close(g.opened) })
+	t.Cleanup(g.open)
+	return g
+}
+
+func (g *gate) hold() {
+	g.reach()
+	<-g.opened
+}
+
+// gateCreates holds the creation of log objects, by number, before or after it has
+// its effect.
+func gateCreates(f *faulty.Bucket, before, after map[uint64]*gate) {
+	hook := func(gates map[uint64]*gate) faulty.Hook {
+		return func(op objstore.Op, name string) {
+			number, ok := parseLogName(0, name)
+			if g := gates[number]; ok && g != nil && op == objstore.OpCreate {
+				g.hold()
+			}
+		}
+	}
+	f.SetHooks(hook(before), hook(after))
+}
+
+// logObject is an object of the commit log and whether it counts.
+type logObject struct {
+	commitHeader
+	live bool
+}
+
+// readLog reads the headers of the whole log and decides anew which objects count.
+func readLog(t testing.TB, bucket objstore.Bucket) []logObject {
+	t.Helper()
+	var log []logObject
+	var last commitHeader
+	err := bucket.List(context.Background(), logDir(0), "", func(info objstore.ObjectInfo) error {
+		b, err := bucket.Get(context.Background(), info.Name)
+		if err != nil {
+			return err
+		}
+		h, err := decodeCommitHeader(info.Name, b)
+		if err != nil {
+			return err
+		}
+		follows := h.previous == last.number
+		live := follows && (h.claim && h.epoch > last.epoch || !h.claim && h.nonce == last.nonce)
+		if live {
+			last = h
+		}
+		log = append(log, logObject{h, live})
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("reading the log: %v", err)
+	}
+	return log
+}
+
+// numbers are those of the objects that count, or of those that do not.
+func numbers(log []logObject, live bool) (list []uint64) {
+	for _, o := range log {
+		if o.live == live {
+			list = append(list, o.number)
+		}
+	}
+	return list
+}
+
+// readStream returns the payloads of a stream found by name, all of them.
+func readStream(t testing.TB, s *Store, name string) []string {
+	t.Helper()
+	id, err := s.Lookup(name)
+	if err != nil {
+		t.Fatalf("Lookup %q: %v", name, err)
+	}
+	offsets, err := s.Offsets(id)
+	if err != nil {
+		t.Fatalf("Offsets %q: %v", name, err)
+	}
+	return payloads(readAll(t, s, id, offsets.Start))
+}
+
+// readFresh returns the payloads of a stream as a reader with an empty disk finds
+// them. It claims the shard.
+func readFresh(t testing.TB, bucket objstore.Bucket, name string) []string {
+	t.Helper()
+	p := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
+	defer p.stop()
+	return readStream(t, p.Store, name)
+}
+
+func mustCommit(t testing.TB, s *Store, build func(*Txn)) Result {
+	t.Helper()
+	txn := NewTxn()
+	build(txn)
+	result, err := s.Commit(context.Background(), txn)
+	if err != nil {
+		t.Fatalf("Commit: %v", err)
+	}
+	return result
+}
+
+// async runs f and delivers its error.
+func async(f func() error) <-chan error {
+	result := make(chan error, 1)
+	go func() { result <- f() }()
+	return result
 }

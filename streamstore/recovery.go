@@ -23,11 +23,12 @@ var errForeignClaim = errors.New("another writer has claimed the shard since thi
 type follower struct {
 	store    *Store
 	position position
-	claims   []nonce             // under which this database's tail may have been claimed
-	tailEnd  uint64              // append number after the last in the local tail
-	newest   uint64              // highest object number seen
-	highest  uint64              // highest epoch seen, in dead objects too
-	dead     map[uint64]struct{} // numbers above position that are taken by dead objects
+	claims   []nonce           // under which this database's tail may have been claimed
+	tailEnd  uint64            // append number after the last in the local tail
+	newest   uint64            // highest object number seen
+	highest  uint64            // highest epoch seen, in dead objects too
+	dead     map[uint64]uint64 // dead objects above position: their number and the one they follow
+	orphan   *commitHeader     // dead object that knows a live one above position; nil if there is none
 }
 
 // maxReplayFetches bounds the log objects fetched at a time, so that a restart
@@ -128,7 +129,10 @@ func (f *follower) follow(ctx context.Context) error {
 			return err
 		}
 		if f.newest == before {
-			return f.checkHole()
+			again, err := f.checkOrphan(ctx)
+			if err != nil || !again {
+				return err
+			}
 		}
 	}
 }
@@ -148,19 +152,32 @@ func (f *follower) list(ctx context.Context) (infos []objstore.ObjectInfo, err e
 	return infos, err
 }
 
-// checkHole tells a missing object from the end of the log. A writer that died
-// leaves at most a few uploads behind a number that never arrived; if more follow,
-// an object that was there is gone, and taking its number would drop all that
-// follows.
-func (f *follower) checkHole() error {
-	hole := f.position.number + 1
-	if _, taken := f.dead[hole]; taken || f.newest < hole+maxUploads {
-		return nil
+// checkOrphan tells a missing object from the end of the log: taking its number
+// would drop all that follows it. A writer that died may leave uploads behind a
+// number that never arrived, but none whose writer knew of a later live object. The
+// listing is not one moment of the log, so the missing object is asked for by name
+// before it counts as missing; again is true if it is there after all.
+func (f *follower) checkOrphan(ctx context.Context) (again bool, err error) {
+	if f.orphan == nil || f.orphan.durable <= f.position.number {
+		return false, nil
 	}
-	return &CorruptError{
-		Where: f.store.opts.Bucket.Location() + "/" + logName(f.store.opts.Shard, hole), What: "log object",
-		Found: "missing", Expected: fmt.Sprintf("present, because object %d exists: restore it", f.newest),
+	missing := f.orphan.previous
+	for previous, dead := f.dead[missing]; dead; previous, dead = f.dead[missing] {
+		missing = previous
 	}
+	s, name := f.store, logName(f.store.opts.Shard, missing)
+	err = retry(ctx, s.log, "reading the commit log", func() error {
+		_, err := s.readCommitHeader(ctx, name)
+		if errors.Is(err, objstore.ErrNotFound) {
+			err = &CorruptError{
+				Where: s.opts.Bucket.Location() + "/" + name, What: "log object",
+				Found: "missing", Expected: fmt.Sprintf("present, because object %d was written after it: restore it", f.orphan.number),
+			}
+		}
+		return err
+	})
+	f.newest, f.dead, f.orphan = f.position.number, nil, nil
+	return true, err
 }
 
 // fetched is a log object on its way through replay.
@@ -226,6 +243,9 @@ func (s *Store) readState(ctx context.Context, info objstore.ObjectInfo) (h comm
 		if h, err = s.readCommitHeader(ctx, info.Name); err != nil {
 			return h, nil, err
 		}
+		if info.Size != h.size() {
+			return h, nil, &CorruptError{Where: info.Name, What: "object size", Found: info.Size, Expected: h.size()}
+		}
 		if tail, err = s.opts.Bucket.GetRange(ctx, info.Name, commitHeaderSize+h.dataLength, h.stateLen+commitFooterSize); err != nil {
 			return h, nil, err
 		}
@@ -267,7 +287,7 @@ func (f *follower) live(h *commitHeader) bool {
 	if h.claim {
 		return h.epoch > f.position.epoch
 	}
-	return h.epoch == f.position.epoch && f.position.number > 0
+	return h.epoch == f.position.epoch && h.nonce == f.position.nonce && f.position.number > 0
 }
 
 // apply takes one log object into the database, or skips it if it is dead.
@@ -280,9 +300,12 @@ func (f *follower) apply(o fetched) error {
 	if !f.live(h) {
 		s.log.Info("skipping a dead object of the commit log", zap.String("object", o.name), zap.Uint64("epoch", h.epoch))
 		if f.dead == nil {
-			f.dead = make(map[uint64]struct{})
+			f.dead = make(map[uint64]uint64)
 		}
-		f.dead[h.number] = struct{}{}
+		f.dead[h.number] = h.previous
+		if h.durable > f.position.number && (f.orphan == nil || f.orphan.durable <= f.position.number) {
+			f.orphan = h
+		}
 		return nil
 	}
 	if f.hasTail() && !slices.Contains(f.claims, h.nonce) {
@@ -332,13 +355,13 @@ func (s *Store) claim(ctx context.Context, f *follower) (position, error) {
 			return position{}, err
 		}
 		if won {
-			// What was left behind above the claim is dead; whoever claimed above it wins.
+			// What was left behind above the claim is dead; a newer writer above it wins.
 			f.position, f.newest = positionOf(&h), max(f.newest, h.number)
-			higher, err := s.higherEpoch(ctx, h.number, h.epoch, f)
+			newer, err := s.newerWriter(ctx, &h, f)
 			if err != nil {
 				return position{}, err
 			}
-			if !higher {
+			if !newer {
 				return f.position, s.adoptClaim(f, &h)
 			}
 			s.log.Info("another writer claimed the shard at the same time, trying again", zap.Uint64("epoch", h.epoch))
@@ -362,6 +385,7 @@ func (s *Store) prepareClaim(f *follower) (commitHeader, error) {
 		created:    s.opts.Now().UnixMilli(),
 		appendFrom: f.position.appendTo,
 		appendTo:   f.position.appendTo,
+		durable:    f.position.number,
 	}
 	for {
 		if _, taken := f.dead[h.number]; !taken {
@@ -396,10 +420,11 @@ func (s *Store) createClaim(ctx context.Context, h *commitHeader) (won bool, err
 	return won, err
 }
 
-// higherEpoch looks for a higher epoch in the log above number. With f, it also
-// notes which numbers are taken.
-func (s *Store) higherEpoch(ctx context.Context, number, epoch uint64, f *follower) (higher bool, err error) {
-	scan := follower{store: s, newest: number}
+// newerWriter looks above mine for marks of a writer that mine must give way to: one
+// of a higher epoch, one that took the same epoch, or one that has seen the log go on
+// beyond the number that mine took. With f, it also notes which numbers are taken.
+func (s *Store) newerWriter(ctx context.Context, mine *commitHeader, f *follower) (newer bool, err error) {
+	scan := follower{store: s, newest: mine.number}
 	infos, err := scan.list(ctx)
 	if err != nil {
 		return false, err
@@ -416,17 +441,17 @@ func (s *Store) higherEpoch(ctx context.Context, number, epoch uint64, f *follow
 		if f != nil {
 			f.newest = max(f.newest, h.number)
 		}
-		higher = higher || h.epoch > epoch
+		newer = newer || h.nonce != mine.nonce && (h.epoch >= mine.epoch || h.durable >= mine.number)
 	}
-	return higher, nil
+	return newer, nil
 }
 
-// checkFence is for a writer that was very slow: ErrFenced if a newer writer has
-// left a mark above number.
-func (s *Store) checkFence(ctx context.Context, number uint64) error {
-	higher, err := s.higherEpoch(ctx, number, s.epoch, nil)
-	if err == nil && higher {
-		err = fmt.Errorf("%w: found above object %d while this writer was stalled", ErrFenced, number)
+// checkFence is for a writer that was very slow with its commit: ErrFenced if a
+// newer writer has left a mark above it.
+func (s *Store) checkFence(ctx context.Context, mine *commitHeader) error {
+	newer, err := s.newerWriter(ctx, mine, nil)
+	if err == nil && newer {
+		err = fmt.Errorf("%w: found above object %d while this writer was stalled", ErrFenced, mine.number)
 	}
 	return err
 }
