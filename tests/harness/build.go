@@ -1,0 +1,31 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// brokerBinary is the path of the built broker, set by Main.
+var brokerBinary string
+
+// Main builds the binary, runs the tests of m, and returns the exit code for TestMain.
+func Main(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "brooklet-bin-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "harness:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "brooklet")
+	build := exec.Command("go", "build", "-o", path, "github.com/brookletmq/brooklet/cmd/brooklet")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "harness: building the binary:", err)
+		return 1
+	}
+	brokerBinary = path
+	return m.Run()
+}
