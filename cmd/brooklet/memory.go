@@ -23,9 +23,9 @@ type memorySizes struct {
 type memoryPart struct {
 	name  string
 	size  *int64
-	share float64 // of what the caches may have together
+	share float64 // of what the caches may have together, beyond the least
 	most  int64   // the default never exceeds it
-	least int64   // nor falls below it
+	least int64   // and nothing may fall below it
 	usage string
 }
 
@@ -97,12 +97,17 @@ func (m *memorySizes) given() (set []string) {
 	return set
 }
 
-// derive divides available among the sizes that are not set.
+// derive divides available among the sizes that are not set: each gets its least, and its share of the rest.
 func (m *memorySizes) derive(available int64) {
 	for _, p := range m.parts() {
 		if *p.size == 0 {
-			share := int64(p.share*float64(available)) / mib * mib
-			*p.size = min(max(share, p.least), p.most)
+			available -= p.least
+		}
+	}
+	for _, p := range m.parts() {
+		if *p.size == 0 {
+			share := int64(p.share*float64(max(available, 0))) / mib * mib
+			*p.size = min(p.least+share, p.most)
 		}
 	}
 }

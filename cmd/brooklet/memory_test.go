@@ -1,0 +1,101 @@
+package main
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+const testFlushBytes = 32 * mib
+
+func TestMemoryDefaults(t *testing.T) {
+	for _, c := range []struct {
+		limit int64
+		want  memorySizes
+	}{
+		{4 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, 969 * mib, 64 * mib}},
+		{64 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, gib, 64 * mib}},
+		{gib, memorySizes{99 * mib, 99 * mib, 99 * mib, 201 * mib, 26 * mib}},
+		{256 * mib, memorySizes{8 * mib, 8 * mib, 8 * mib, 64 * mib, 4 * mib}},
+	} {
+		var m memorySizes
+		limit := memoryLimit{c.limit, "the test"}
+		if err := m.complete(limit, testFlushBytes); err != nil {
+			t.Fatal(err)
+		}
+		if m != c.want {
+			t.Errorf("limit %s: %+v, want %+v", formatBytes(c.limit), m, c.want)
+		}
+		if err := m.checkAmount(limit, testFlushBytes); (err != nil) != (c.limit < gib) {
+			t.Errorf("limit %s: warning %v", formatBytes(c.limit), err)
+		}
+	}
+}
+
+// Whatever is set alone, and to whatever fits, the others shrink so that all fit together.
+func TestMemoryDefaultsMakeRoom(t *testing.T) {
+	for i := range new(memorySizes).parts() {
+		for _, limit := range []int64{gib, 2 * gib, 8 * gib} {
+			var m memorySizes
+			part := m.parts()[i]
+			*part.size = limit - fixedMemory(testFlushBytes) - 96*mib // the others take 92 MiB at least
+			err := m.complete(memoryLimit{limit, "the test"}, testFlushBytes)
+			if err != nil {
+				t.Errorf("%s of %s: %v", part.name, formatBytes(limit), err)
+			}
+			for _, p := range m.parts() {
+				if *p.size < p.least {
+					t.Errorf("%s is %d although %s is set", p.name, *p.size, part.name)
+				}
+			}
+		}
+	}
+}
+
+func TestMemoryThatDoesNotFit(t *testing.T) {
+	m := memorySizes{tailCache: 3 * gib, blockCache: 2 * gib}
+	err := m.complete(memoryLimit{4 * gib, "GOMEMLIMIT"}, testFlushBytes)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"--tail-cache-bytes 3GiB", "--block-cache-bytes 2GiB", "GOMEMLIMIT allows 4GiB", "lower these sizes"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in: %v", want, err)
+		}
+	}
+}
+
+func TestFindMemoryLimit(t *testing.T) {
+	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
+	machine := file("MemFree:  1 kB\nMemTotal:       8388608 kB\n")
+	for name, c := range map[string]struct {
+		files   fstest.MapFS
+		goLimit int64
+		want    memoryLimit
+	}{
+		"unknown":  {fstest.MapFS{}, 0, memoryLimit{math.MaxInt64, "the machine"}},
+		"machine":  {fstest.MapFS{"proc/meminfo": machine}, 0, memoryLimit{8 * gib, "the machine's memory"}},
+		"Go limit": {fstest.MapFS{"proc/meminfo": machine}, gib, memoryLimit{gib, "GOMEMLIMIT"}},
+		"container": {fstest.MapFS{
+			"proc/meminfo":             machine,
+			"proc/self/cgroup":         file("0::/\n"),
+			"sys/fs/cgroup/memory.max": file("536870912\n"),
+		}, gib, memoryLimit{512 * mib, "the control group (memory.max)"}},
+		"slice above the service": {fstest.MapFS{
+			"proc/meminfo":                          machine,
+			"proc/self/cgroup":                      file("1:name=systemd:/x\n0::/system.slice/brooklet.service\n"),
+			"sys/fs/cgroup/system.slice/memory.max": file("1073741824\n"),
+			"sys/fs/cgroup/system.slice/brooklet.service/memory.max": file("max\n"),
+		}, 0, memoryLimit{gib, "the control group (memory.max)"}},
+		"no limit": {fstest.MapFS{
+			"proc/meminfo":             machine,
+			"proc/self/cgroup":         file("0::/\n"),
+			"sys/fs/cgroup/memory.max": file("max\n"),
+		}, 0, memoryLimit{8 * gib, "the machine's memory"}},
+	} {
+		if got := findMemoryLimit(c.files, c.goLimit); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
