@@ -226,7 +226,30 @@ func (f *flusher) build(entries []*tailEntry) (*commit, error) {
 		}
 		appends = appends[n:]
 	}
-	return c, nil
+	return c, f.keepRevived(entries)
+}
+
+// keepRevived takes those producers off the transactions' lists of expired ones that
+// have appended again since the lists were made. All appends of the commit are in the
+// producers' committed states already.
+func (f *flusher) keepRevived(entries []*tailEntry) error {
+	for _, e := range entries {
+		if e.txn == nil {
+			continue
+		}
+		idle := e.txn.expired[:0]
+		for _, ref := range e.txn.expired {
+			ok, err := f.store.producerIdle(ref)
+			if err != nil {
+				return err
+			}
+			if ok {
+				idle = append(idle, ref)
+			}
+		}
+		e.txn.expired = idle
+	}
+	return nil
 }
 
 // addRun adds one stream's batches to the commit.

@@ -188,6 +188,7 @@ func tryProcess(t testing.TB, bucket objstore.Bucket, fs *vfs.MemFS, change func
 	if change != nil {
 		change(&p.opts)
 	}
+	p.opts.EnsureDefaults()
 	var err error
 	if p.Store, err = Open(context.Background(), p.opts); err != nil {
 		return nil, err

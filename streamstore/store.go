@@ -368,7 +368,7 @@ func (s *Store) Producers(id StreamID) ([]ProducerState, error) {
 	}
 	st.mu.Lock()
 	for pid, p := range st.mu.producers {
-		if p.live.known() {
+		if p.live.known() && !p.live.expired(s.opts.Now(), s.opts.ProducerExpiry) {
 			states[pid] = p.live.clone()
 		}
 	}

@@ -185,6 +185,9 @@ func (s *Store) nextOffsetFromExtents(id StreamID, start int64) (next int64, err
 func (s *Store) lockWithProducer(st *stream, id int64) (*producer, error) {
 	st.mu.Lock()
 	if p := st.mu.producers[id]; p != nil {
+		if p.unflushed == 0 && p.live.expired(s.opts.Now(), s.opts.ProducerExpiry) {
+			*p = producer{}
+		}
 		return p, nil
 	}
 	st.mu.Unlock()
@@ -215,6 +218,32 @@ func (st *stream) evictProducersLocked() {
 			delete(st.mu.producers, id)
 		}
 	}
+}
+
+// producerIdle reports whether nothing is known of a producer as of the newest commit
+// built, or its state has expired. Called by the flusher.
+func (s *Store) producerIdle(ref producerRef) (bool, error) {
+	if p, ok := s.committedProducer(ref); ok {
+		return p.expired(s.opts.Now(), s.opts.ProducerExpiry), nil
+	}
+	p, err := s.readProducer(ref.id, ref.producer)
+	return !p.known(), err
+}
+
+// committedProducer returns a producer's committed state if it is in memory; if not,
+// its row is up to date.
+func (s *Store) committedProducer(ref producerRef) (producerState, bool) {
+	st := s.streams.peek(ref.id)
+	if st == nil {
+		return producerState{}, false
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	p := st.mu.producers[ref.producer]
+	if p == nil {
+		return producerState{}, false
+	}
+	return p.committed.clone(), true
 }
 
 func (s *Store) readProducer(id StreamID, producer int64) (producerState, error) {
@@ -264,6 +293,14 @@ func (s *Store) acquire(id StreamID) (*stream, error) {
 		return nil, err
 	}
 	return st, nil
+}
+
+// peek returns a stream if it is in memory, without a pin.
+func (t *streamTable) peek(id StreamID) *stream {
+	shard := t.shard(id)
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	return shard.m[id]
 }
 
 // adopt puts a stream that was just created into the table, pinned.
