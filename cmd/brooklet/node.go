@@ -80,18 +80,18 @@ func (n *node) run(ctx context.Context) error {
 		go n.notify.watch(watched, func() bool { return n.store.Err() == nil })
 		err = n.serve(ctx)
 	}
-	stopped := ctx.Err() != nil && errors.Is(err, ctx.Err())
-	if stopped {
-		n.log.Info("stopping", zap.String("reason", context.Cause(ctx).Error()))
+	if ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+		if stopErr := n.stop(); stopErr != nil {
+			n.log.Warn("not everything could be closed in order", zap.String("error", stopErr.Error()))
+		}
+		return err
 	}
-	if closeErr := n.stop(); closeErr != nil {
-		n.log.Error("stopping", zap.Error(closeErr))
+	n.log.Info("stopping", zap.String("reason", context.Cause(ctx).Error()))
+	if err := n.stop(); err != nil {
+		return err
 	}
-	if stopped {
-		n.log.Info("stopped")
-		return nil
-	}
-	return err
+	n.log.Info("stopped")
+	return nil
 }
 
 // start opens the parts one after the other. What it opened is closed by stop, also after an error.

@@ -58,7 +58,11 @@ func (n *node) stopStore(ctx context.Context) error {
 	}
 	if n.store.Err() == nil {
 		n.notify.status("flushing to the bucket")
-		if err := n.store.Flush(ctx); err != nil {
+		err := n.store.Flush(ctx)
+		if failure := n.store.Err(); failure != nil {
+			return errors.Join(explainFailure(failure, n.settings.dataDir), n.store.Close())
+		}
+		if err != nil {
 			n.log.Warn("not everything could be flushed to the bucket; the rest stays in the data directory and is flushed after the next start",
 				zap.String("data_dir", n.settings.dataDir), zap.Error(err))
 		}

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+func produce(t *testing.T, broker, topic string, values ...string) {
+	t.Helper()
+	client := newClient(t, broker)
+	var records []*kgo.Record
+	for _, v := range values {
+		records = append(records, &kgo.Record{Topic: topic, Value: []byte(v)})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	if err := client.ProduceSync(ctx, records...).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// consume reads n records from the start.
+func consume(t *testing.T, broker, topic string, n int) (values []string) {
+	t.Helper()
+	client := newClient(t, broker, kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	for len(values) < n {
+		fetches := client.PollFetches(ctx)
+		if err := fetches.Err(); err != nil {
+			t.Fatal(err)
+		}
+		fetches.EachRecord(func(r *kgo.Record) { values = append(values, string(r.Value)) })
+	}
+	return values
+}
+
+func newClient(t *testing.T, broker string, opts ...kgo.Opt) *kgo.Client {
+	t.Helper()
+	client, err := kgo.NewClient(append(opts, kgo.SeedBrokers(broker), kgo.AllowAutoTopicCreation())...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	return client
+}
+
+func TestKilledBrokerRecovers(t *testing.T) {
+	dir := t.TempDir()
+	first := start(t, command(t, serveArgs(dir, "--flush-interval", "1h")...))
+	produce(t, first.address("serving Kafka clients"), "sessions/alice", "a", "b", "c")
+	first.signal(syscall.SIGKILL)
+	first.exit()
+
+	second := start(t, command(t, serveArgs(dir)...))
+	if n := second.await("recovered")["tail_appends"].(float64); n == 0 {
+		t.Error("the unflushed appends were not found")
+	}
+	if got := consume(t, second.address("serving Kafka clients"), "sessions/alice", 3); strings.Join(got, "") != "abc" {
+		t.Errorf("records after the restart: %v", got)
+	}
+	second.stop()
+}
+
+// What a stopped broker acknowledged is in the bucket: another machine can go on from there.
+func TestStopFlushesToBucket(t *testing.T) {
+	bucket := bucketURL(t.TempDir())
+	first := start(t, command(t, serveArgs(t.TempDir(), "--bucket", bucket, "--flush-interval", "1h")...))
+	produce(t, first.address("serving Kafka clients"), "orders", "a", "b")
+	first.stop()
+
+	second := start(t, command(t, serveArgs(t.TempDir(), "--bucket", bucket)...))
+	if got := consume(t, second.address("serving Kafka clients"), "orders", 2); strings.Join(got, "") != "ab" {
+		t.Errorf("records on the other machine: %v", got)
+	}
+	second.stop()
+}
+
+func TestDataDirInUse(t *testing.T) {
+	dir := t.TempDir()
+	first := start(t, command(t, serveArgs(dir)...))
+	first.await("serving Kafka clients")
+	code, text := start(t, command(t, serveArgs(dir)...)).exit()
+	if code != exitFailure || !strings.Contains(text, "--data-dir "+dir+" is in use by another process") {
+		t.Errorf("exit code %d:\n%s", code, text)
+	}
+	first.stop()
+}
+
+func TestAddressInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, setting := range []string{"--listen", "--admin-listen"} {
+		code, text := start(t, command(t, serveArgs(t.TempDir(), setting, l.Addr().String())...)).exit()
+		if code != exitFailure || !strings.Contains(text, setting+" "+l.Addr().String()+": another process listens there already") {
+			t.Errorf("%s: exit code %d:\n%s", setting, code, text)
+		}
+	}
+}
+
+func TestWrongSettings(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"values": {serveArgs(t.TempDir(), "--flush-interval", "5", "--listen", ":9092", "--bucket", "s4://x", "--block-cache-bytes", "1000GiB"),
+			[]string{"4 settings are wrong", "--flush-interval", "--advertise", "--bucket", "--block-cache-bytes 1000GiB"}},
+		"unknown flag":    {serveArgs(t.TempDir(), "--lisen", "x"), []string{"-lisen", "brooklet serve --help"}},
+		"stray word":      {serveArgs(t.TempDir(), "--auto-create-topics", "false"), []string{`"false" belongs to no flag`, "--flag=false"}},
+		"unknown command": {[]string{"server"}, []string{`no command "server"`}},
+	} {
+		code, text := start(t, command(t, c.args...)).exit()
+		if code != exitSettings {
+			t.Errorf("%s: exit code %d, want %d", name, code, exitSettings)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: %q is not in:\n%s", name, want, text)
+			}
+		}
+	}
+}
+
+// A bucket that is out of reach is waited for: alive, not ready, and stopped by a signal.
+func TestBucketOutOfReach(t *testing.T) {
+	asked := make(chan struct{}, 1)
+	bucket := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+	}))
+	defer bucket.Close()
+	url := "s3://bucket?region=none&insecure=true&path_style=true&access_key=me&secret_key=hidden&endpoint=" + strings.TrimPrefix(bucket.URL, "http://")
+	p := start(t, command(t, serveArgs(t.TempDir(), "--bucket", url)...))
+	admin := "http://" + p.address("admin endpoint")
+	<-asked
+	if code, body := get(t, admin+"/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz answers %d %s", code, body)
+	}
+	if code, body := get(t, admin+"/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "recovering: waiting for the bucket") {
+		t.Errorf("/readyz answers %d %s", code, body)
+	}
+	p.stop()
+}
+
+// The broker that lost its bucket to another one ends with a code that keeps service managers from restarting it.
+func TestFencedBrokerEnds(t *testing.T) {
+	bucket := bucketURL(t.TempDir())
+	dir := t.TempDir()
+	first := start(t, command(t, serveArgs(dir, "--bucket", bucket, "--flush-interval", "10ms")...))
+	broker := first.address("serving Kafka clients")
+	produce(t, broker, "orders", "before")
+	second := start(t, command(t, serveArgs(t.TempDir(), "--bucket", bucket)...))
+	second.await("serving Kafka clients")
+
+	// It finds out when it flushes; whether this record is acknowledged before that is a matter of luck.
+	newClient(t, broker).Produce(t.Context(), &kgo.Record{Topic: "orders", Value: []byte("after")}, nil)
+	code, text := first.exit()
+	if code != exitFenced || !strings.Contains(text, "another broker has opened the same bucket") || !strings.Contains(text, dir) {
+		t.Errorf("exit code %d:\n%s", code, text)
+	}
+	second.stop()
+}
+
+func TestAdminEndpoint(t *testing.T) {
+	cmd := command(t, serveArgs(t.TempDir())...)
+	cmd.Env = append(cmd.Env, "BROOKLET_LISTENER=misspelt")
+	p := start(t, cmd)
+	if name := p.await("this environment variable is no setting and has no effect; brooklet serve --help lists those that are")["variable"]; name != "BROOKLET_LISTENER" {
+		t.Errorf("warned about %v", name)
+	}
+	admin := p.address("admin endpoint")
+	broker := p.address("serving Kafka clients")
+	produce(t, broker, "orders", "a")
+	if code, body := get(t, "http://"+admin+"/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz answers %d %s", code, body)
+	}
+	_, metrics := get(t, "http://"+admin+"/metrics")
+	for _, name := range []string{"brooklet_build_info{", "brooklet_broker_topics 1", "go_goroutines", "process_resident_memory_bytes"} {
+		if !strings.Contains(metrics, name) {
+			t.Errorf("/metrics lacks %s", name)
+		}
+	}
+	if out, err := command(t, "healthcheck", "--admin", admin).Output(); err != nil || strings.TrimSpace(string(out)) != "ready" {
+		t.Errorf("healthcheck: %q, %v", out, err)
+	}
+	p.stop()
+	if err := command(t, "healthcheck", "--admin", admin).Run(); err == nil {
+		t.Error("healthcheck finds a broker that was stopped healthy")
+	}
+}
+
+func TestVersion(t *testing.T) {
+	out, err := command(t, "version").Output()
+	if err != nil || !strings.HasPrefix(string(out), "brooklet ") || !strings.Contains(string(out), "go1.") {
+		t.Errorf("version prints %q, %v", out, err)
+	}
+}
+
+func TestDiskErrorsAreExplained(t *testing.T) {
+	for errno, want := range map[syscall.Errno]string{
+		syscall.EAGAIN: "is in use by another process",
+		syscall.EACCES: "may not write there",
+		syscall.EROFS:  "is read-only",
+		syscall.ENOSPC: "the disk is full",
+		syscall.EIO:    "--data-dir /data: ",
+	} {
+		cause := &os.PathError{Op: "open", Path: "/data/db/LOCK", Err: errno}
+		err := explainDisk("/data", fmt.Errorf("opening: %w", cause))
+		if !strings.Contains(err.Error(), want) || !errors.Is(err, errno) {
+			t.Errorf("%v is explained as: %v", errno, err)
+		}
+	}
+}
