@@ -13,6 +13,8 @@ BUILD   := go build -buildvcs=auto -ldflags '-s -w -X main.version=$(VERSION)'
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
+BINARY := bin/brooklet
+
 # Arguments for run and bench, for example: make run ARGS='--log-level debug'
 ARGS     ?=
 FUZZTIME ?= 30s
@@ -26,11 +28,11 @@ help: ## list these targets
 
 .PHONY: build
 build: ## build bin/brooklet
-	$(BUILD) -o bin/brooklet ./cmd/brooklet
+	$(BUILD) -o $(BINARY) ./cmd/brooklet
 
 .PHONY: run
 run: build ## run a broker on 127.0.0.1:9092 that keeps its data in ./data
-	./bin/brooklet serve $(ARGS)
+	./$(BINARY) serve $(ARGS)
 
 .PHONY: test
 test: ## run all tests; they need no network but the loopback, and no other service
@@ -78,7 +80,7 @@ cover: ## write the test coverage to bin/cover.html
 
 .PHONY: install
 install: build ## install the binary, the systemd unit and its settings below DESTDIR; existing settings are kept
-	install -D -m 0755 bin/brooklet $(DESTDIR)$(PREFIX)/bin/brooklet
+	install -D -m 0755 $(BINARY) $(DESTDIR)$(PREFIX)/bin/brooklet
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|^ExecStart=/usr/local/|ExecStart=$(PREFIX)/|' deploy/brooklet.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/brooklet.service
 	chmod 0644 $(DESTDIR)$(PREFIX)/lib/systemd/system/brooklet.service
