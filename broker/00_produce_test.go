@@ -258,7 +258,7 @@ func TestProducePipelined(t *testing.T) {
 		replies = append(replies, reply)
 	}
 	for i, reply := range replies {
-		resp := finish[*kmsg.ProduceResponse](t, t.Context(), reply, 9)
+		resp := finish[*kmsg.ProduceResponse](t, reply, 9)
 		wantInt(t, i, resp.Topics[0].Partitions[0].BaseOffset)
 	}
 }
@@ -309,7 +309,7 @@ func TestProduceBackpressure(t *testing.T) {
 			began := time.Now()
 			reply, err := d.start(withTimeout(produceRequest(acksLeader, at{topic: "orders"}, d.batchOf(1, 900<<10)), 5*time.Second), 9)
 			wantNoError(t, err)
-			last = finish[*kmsg.ProduceResponse](t, t.Context(), reply, 9)
+			last = finish[*kmsg.ProduceResponse](t, reply, 9)
 			wantAtMost(t, time.Since(began), 5*time.Second)
 		}
 		wantEqual(t, kerr.NotEnoughReplicas.Code, last.Topics[0].Partitions[0].ErrorCode)

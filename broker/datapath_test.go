@@ -87,21 +87,45 @@ func (d *dataBroker) start(req kmsg.Request, version int16) (kafkaproto.Reply, e
 }
 
 // finish waits for a reply and returns it as the client decodes it.
-func finish[R kmsg.Response](t testing.TB, ctx context.Context, reply kafkaproto.Reply, version int16) R {
+func finish[R kmsg.Response](t testing.TB, reply kafkaproto.Reply, version int16) R {
 	t.Helper()
-	resp, err := reply(ctx)
+	decoded, err := await[R](t.Context(), reply, version)
 	wantNoError(t, err)
+	return decoded
+}
+
+func await[R kmsg.Response](ctx context.Context, reply kafkaproto.Reply, version int16) (R, error) {
+	var none R
+	resp, err := reply(ctx)
+	if err != nil {
+		return none, err
+	}
 	resp.SetVersion(version)
 	decoded := resp.RequestKind().ResponseKind().(R)
 	decoded.SetVersion(version)
-	wantNoError(t, decoded.ReadFrom(resp.AppendTo(nil)))
-	return decoded
+	return decoded, decoded.ReadFrom(resp.AppendTo(nil))
 }
 
 // call sends a request and waits for its reply.
 func call[R kmsg.Response](d *dataBroker, req kmsg.Request, version int16) R {
 	d.t.Helper()
 	return ask[R](d.adminBroker, version, req)
+}
+
+// fetchInBackground sends a fetch and returns where its reply will arrive.
+func (d *dataBroker) fetchInBackground(req *kmsg.FetchRequest, version int16) <-chan *kmsg.FetchResponse {
+	d.t.Helper()
+	reply, err := d.start(req, version)
+	wantNoError(d.t, err)
+	done := make(chan *kmsg.FetchResponse, 1)
+	go func() {
+		resp, err := await[*kmsg.FetchResponse](d.t.Context(), reply, version)
+		if err != nil {
+			d.t.Error(err)
+		}
+		done <- resp
+	}()
+	return done
 }
 
 // makeBatch builds a batch.

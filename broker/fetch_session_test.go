@@ -153,6 +153,10 @@ func TestSessionForgetsAndAdds(t *testing.T) {
 	wantLen(t, got, 2)
 	wantZero(t, len(got[at{id: topic.id}].RecordBatches))
 
+	// It is not told any more what happens to the forgotten one.
+	d.produce(at{id: topic.id}, d.batchOf(1, 10))
+	wantLen(t, d.fetches.sessions.mu.byID[id].watch.Take(nil), 0)
+
 	// A session without partitions ends.
 	req = inSession(fetchRequest(), id, 3)
 	forgotten.Partitions = []int32{1, 2}
@@ -254,10 +258,7 @@ func TestDeletedTopicWakesFetch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDataBroker(t, nil)
 		topic := d.createTopic("orders", 1)
-		reply, err := d.start(waiting(fetchRequest(fetchOf{at: at{id: topic.id}}), time.Minute, 1), 13)
-		wantNoError(t, err)
-		done := make(chan *kmsg.FetchResponse, 1)
-		go func() { done <- finish[*kmsg.FetchResponse](t, t.Context(), reply, 13) }()
+		done := d.fetchInBackground(waiting(fetchRequest(fetchOf{at: at{id: topic.id}}), time.Minute, 1), 13)
 		synctest.Wait()
 		d.mustDelete(topic.name)
 		wantEqual(t, kerr.UnknownTopicID.Code, (<-done).Topics[0].Partitions[0].ErrorCode)
@@ -320,10 +321,7 @@ func TestSessionRemovedWhileBusy(t *testing.T) {
 		d := newDataBroker(t, nil)
 		d.createTopic("orders", 1)
 		id := d.openSession(12, from("orders", 0, 0))
-		reply, err := d.start(waiting(inSession(fetchRequest(), id, 1), time.Minute, 1), 12)
-		wantNoError(t, err)
-		done := make(chan *kmsg.FetchResponse, 1)
-		go func() { done <- finish[*kmsg.FetchResponse](t, t.Context(), reply, 12) }()
+		done := d.fetchInBackground(waiting(inSession(fetchRequest(), id, 1), time.Minute, 1), 12)
 		synctest.Wait()
 		wantEqual(t, kerr.InvalidFetchSessionEpoch.Code, d.next(12, id, 2).ErrorCode, "in use by another connection")
 		call[*kmsg.FetchResponse](d, inSession(fetchRequest(), id, sessionEpochFinal), 12)
