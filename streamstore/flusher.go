@@ -200,8 +200,14 @@ func (f *flusher) build(entries []*tailEntry) (*commit, error) {
 	}
 	f.sealedTo = c.header.appendTo
 	appends := make([]*tailEntry, 0, len(entries))
+	deleted := make(map[StreamID]struct{})
 	for _, e := range entries {
 		c.bytes += e.size
+		if e.txn != nil {
+			for _, id := range e.txn.deletes {
+				deleted[id] = struct{}{}
+			}
+		}
 		if e.stream != nil {
 			appends = append(appends, e)
 		}
@@ -221,8 +227,13 @@ func (f *flusher) build(entries []*tailEntry) (*commit, error) {
 		for n < len(appends) && appends[n].stream == appends[0].stream {
 			n++
 		}
-		if err := f.addRun(c, appends[:n]); err != nil {
-			return nil, err
+		// The records of a stream that this very commit deletes are left out. If
+		// its deletion follows in a later commit they are not: that one may never
+		// arrive, and they are acknowledged with this one.
+		if _, gone := deleted[appends[0].stream.id]; !gone {
+			if err := f.addRun(c, appends[:n]); err != nil {
+				return nil, err
+			}
 		}
 		appends = appends[n:]
 	}
@@ -255,12 +266,6 @@ func (f *flusher) keepRevived(entries []*tailEntry) error {
 // addRun adds one stream's batches to the commit.
 func (f *flusher) addRun(c *commit, run []*tailEntry) error {
 	st := run[0].stream
-	st.mu.Lock()
-	deleted := st.mu.deleted
-	st.mu.Unlock()
-	if deleted {
-		return nil
-	}
 	changed := make(map[int64]struct{})
 	for i, e := range run {
 		batch, err := f.store.tailBatch(e)

@@ -211,13 +211,11 @@ func (p *process) stop() {
 	}
 }
 
-// kill ends the process and returns its disk as a power failure leaves it. Calls
-// of the bucket that are on their way stay on their way.
+// kill cuts the process off the bucket and returns its disk as a power failure
+// leaves it. Uploads that are on their way stay on their way.
 func (p *process) kill() *vfs.MemFS {
 	p.link.dead.Store(true)
-	disk := p.fs.CrashClone(vfs.CrashCloneCfg{})
-	p.stop()
-	return disk
+	return p.fs.CrashClone(vfs.CrashCloneCfg{})
 }
 
 // gate is a place where a test holds a call: reached is closed when one is there, and

@@ -70,9 +70,7 @@ func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) e
 	return nil
 }
 
-// expiredUpTo is the offset up to which the stream's extents have expired. An
-// extent's age counts from its largest timestamp, but from no later than when it
-// was written: a record from the future does not hold up what lies behind it.
+// expiredUpTo is the offset up to which the stream's extents have expired.
 func (s *Store) expiredUpTo(id StreamID, row *streamRow) (start int64, err error) {
 	total := int64(0)
 	if row.settings.RetentionBytes >= 0 {
@@ -86,7 +84,7 @@ func (s *Store) expiredUpTo(id StreamID, row *streamRow) (start int64, err error
 	start = row.start
 	oldest := s.opts.Now().UnixMilli() - row.settings.retentionMillis()
 	err = s.eachExtent(id, row.start, func(x extent) bool {
-		old := row.settings.Retention >= 0 && min(x.maxTimestamp, x.written) < oldest
+		old := row.settings.Retention >= 0 && x.agesFrom() < oldest
 		excess := row.settings.RetentionBytes >= 0 && total-x.length >= row.settings.RetentionBytes
 		if !old && !excess {
 			return false
@@ -96,6 +94,16 @@ func (s *Store) expiredUpTo(id StreamID, row *streamRow) (start int64, err error
 		return true
 	})
 	return start, err
+}
+
+// agesFrom is when the extent's age begins, ms since 1970: at its largest timestamp,
+// but no later than when it was written, so that a record from the future does not
+// hold up what lies behind it; when no record has a timestamp, when it was written.
+func (x *extent) agesFrom() int64 {
+	if x.maxTimestamp < 0 {
+		return x.written
+	}
+	return min(x.maxTimestamp, x.written)
 }
 
 // expireProducers forgets producers that have been idle for longer than their

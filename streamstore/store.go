@@ -321,7 +321,7 @@ func (s *Store) List(prefix, after string, limit int) ([]StreamInfo, error) {
 }
 
 // StreamBytes is the size of a stream's batches, in bytes: those in the bucket
-// counted by whole extents, and those in the tail.
+// counted by whole extents, and those in the tail. ErrNoStream: there is none.
 func (s *Store) StreamBytes(id StreamID) (int64, error) {
 	st, err := s.acquire(id)
 	if err != nil {
@@ -329,21 +329,28 @@ func (s *Store) StreamBytes(id StreamID) (int64, error) {
 	}
 	defer s.release(st)
 	st.mu.Lock()
-	start, total := st.mu.row.start, int64(0)
-	for _, e := range st.mu.tail {
-		if !e.flushed {
-			total += e.size - tailEntryOverhead
-		}
+	deleted, start, limit, total := st.mu.deleted, st.mu.row.start, st.mu.next, int64(0)
+	for i := len(st.mu.tail) - 1; i >= 0 && !st.mu.tail[i].flushed; i-- {
+		total += st.mu.tail[i].size - tailEntryOverhead
+		limit = st.mu.tail[i].base
 	}
 	st.mu.Unlock()
+	if deleted {
+		return 0, ErrNoStream
+	}
+	// What reaches the bucket from here on has been counted in the tail.
 	err = s.eachExtent(id, start, func(x extent) bool {
+		if x.base >= limit {
+			return false
+		}
 		total += x.length
 		return true
 	})
 	return total, err
 }
 
-// Producers lists the idempotent producers that a stream remembers.
+// Producers lists the idempotent producers that a stream remembers. ErrNoStream:
+// there is no such stream.
 func (s *Store) Producers(id StreamID) ([]ProducerState, error) {
 	st, err := s.acquire(id)
 	if err != nil {
@@ -367,12 +374,16 @@ func (s *Store) Producers(id StreamID) ([]ProducerState, error) {
 		}
 	}
 	st.mu.Lock()
+	deleted := st.mu.deleted
 	for pid, p := range st.mu.producers {
 		if p.live.known() && !p.live.expired(s.opts.Now(), s.opts.ProducerExpiry) {
 			states[pid] = p.live.clone()
 		}
 	}
 	st.mu.Unlock()
+	if deleted {
+		return nil, ErrNoStream
+	}
 	list := make([]ProducerState, 0, len(states))
 	for pid, state := range states {
 		newest := state.batches[len(state.batches)-1]
