@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -59,10 +60,20 @@ type produce struct {
 	now      int64 // the broker's clock, milliseconds since 1970
 	deadline time.Time
 
+	frame   int // size of the request, bytes
 	resp    *kmsg.ProduceResponse
+	checked []checkedBatch
 	pending []pendingAppend
 	// failure is the first partition that failed.
 	failure *kafkaproto.Error
+}
+
+// checkedBatch is a batch that may be appended.
+type checkedBatch struct {
+	stream        streamstore.StreamID
+	logAppendTime bool
+	records       []byte
+	reply         *kmsg.ProduceResponseTopicPartition
 }
 
 // pendingAppend is a partition whose acknowledgement is still to come.
@@ -79,6 +90,7 @@ func handleProduce(b *Broker, ctx context.Context, r *kafkaproto.Request) (kafka
 		req:      req,
 		now:      now.UnixMilli(),
 		deadline: now.Add(max(time.Duration(req.TimeoutMillis)*time.Millisecond, minProduceTimeout)),
+		frame:    r.Size,
 		resp:     r.Response().(*kmsg.ProduceResponse),
 	}
 	p.layOut()
@@ -125,7 +137,7 @@ func (p *produce) layOut() {
 		}
 		total += len(in.Partitions)
 	}
-	p.pending = make([]pendingAppend, 0, total)
+	p.checked, p.pending = make([]checkedBatch, 0, total), make([]pendingAppend, 0, total)
 }
 
 // refuse answers every partition with one error.
@@ -149,7 +161,8 @@ func (p *produce) fail(out *kmsg.ProduceResponseTopicPartition, kerr *kafkaproto
 	out.BaseOffset, out.LogAppendTime, out.LogStartOffset = -1, -1, -1
 }
 
-// append appends the batches of all partitions in request order. Afterwards each partition has its error, or is pending.
+// append checks the batches of all partitions and appends those that pass, in request order. Afterwards each partition
+// has its error, or is pending.
 func (p *produce) append(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, p.deadline)
 	defer cancel()
@@ -161,10 +174,31 @@ func (p *produce) append(ctx context.Context) {
 			continue
 		}
 		for j := range in.Partitions {
-			if kerr := p.appendBatch(ctx, t, &in.Partitions[j], &out.Partitions[j]); kerr != nil {
+			if kerr := p.checkPartition(t, &in.Partitions[j], &out.Partitions[j]); kerr != nil {
 				p.fail(&out.Partitions[j], kerr)
 			}
 		}
+	}
+	p.detach()
+	for i := range p.checked {
+		if kerr := p.appendBatch(ctx, &p.checked[i]); kerr != nil {
+			p.fail(p.checked[i].reply, kerr)
+		}
+	}
+}
+
+// detach copies the batches out of the request's buffer if they are less than half of it. The store keeps the batches
+// in memory and counts their bytes; without this a small batch beside a large refused one would keep the whole buffer.
+func (p *produce) detach() {
+	total := 0
+	for i := range p.checked {
+		total += len(p.checked[i].records)
+	}
+	if 2*total >= p.frame {
+		return
+	}
+	for i := range p.checked {
+		p.checked[i].records = bytes.Clone(p.checked[i].records)
 	}
 }
 
@@ -177,8 +211,8 @@ func (p *produce) topic(ctx context.Context, in *kmsg.ProduceRequestTopic) (*top
 	return t, kerr
 }
 
-// appendBatch checks the batch of one partition, appends it, and fills the reply with where it went.
-func (p *produce) appendBatch(ctx context.Context, t *topic, in *kmsg.ProduceRequestTopicPartition, out *kmsg.ProduceResponseTopicPartition) *kafkaproto.Error {
+// checkPartition finds the stream of one partition and checks its batch.
+func (p *produce) checkPartition(t *topic, in *kmsg.ProduceRequestTopicPartition, out *kmsg.ProduceResponseTopicPartition) *kafkaproto.Error {
 	stream, ok := t.partition(in.Partition)
 	if !ok {
 		return errUnknownPartition
@@ -186,23 +220,29 @@ func (p *produce) appendBatch(ctx context.Context, t *topic, in *kmsg.ProduceReq
 	if err := p.check(t.config, in.Records); err != nil {
 		return storeError(err)
 	}
-	if t.config.logAppendTime {
-		kafkaproto.PatchLogAppendTime(in.Records, p.now)
+	p.checked = append(p.checked, checkedBatch{stream, t.config.logAppendTime, in.Records, out})
+	return nil
+}
+
+// appendBatch appends a checked batch and fills the reply with where it went.
+func (p *produce) appendBatch(ctx context.Context, c *checkedBatch) *kafkaproto.Error {
+	if c.logAppendTime {
+		kafkaproto.PatchLogAppendTime(c.records, p.now)
 	}
 	appended, err := p.b.store.Append(ctx, streamstore.AppendRequest{
-		Stream:   stream,
-		Batch:    in.Records,
+		Stream:   c.stream,
+		Batch:    c.records,
 		Expected: streamstore.AnyOffset,
 		Ack:      p.ack,
 	})
 	if err != nil {
 		return partitionError(err, p.req.Version >= produceTopicIDsFrom)
 	}
-	out.BaseOffset, out.LogStartOffset = appended.BaseOffset, appended.StartOffset
-	if t.config.logAppendTime || appended.Duplicate {
-		out.LogAppendTime = appended.Timestamp
+	c.reply.BaseOffset, c.reply.LogStartOffset = appended.BaseOffset, appended.StartOffset
+	if c.logAppendTime || appended.Duplicate {
+		c.reply.LogAppendTime = appended.Timestamp
 	}
-	p.pending = append(p.pending, pendingAppend{appended, out})
+	p.pending = append(p.pending, pendingAppend{appended, c.reply})
 	return nil
 }
 

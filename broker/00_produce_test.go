@@ -60,6 +60,25 @@ func TestProduceInvalidAcks(t *testing.T) {
 	wantZero(t, o.Next, "nothing was written")
 }
 
+// A small batch beside a large refused one must not keep the request's buffer in memory.
+func TestProduceDetachesSmallBatches(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.createTopic("orders", 2)
+	for _, bad := range []bool{false, true} {
+		small, large := d.batchOf(1, 10), d.batchOf(1, 10_000)
+		if bad {
+			large[len(large)-1]++
+		}
+		frame := produceRequest(acksAll, at{topic: "orders"}, small, large)
+		p := &produce{b: d.Broker, req: frame, frame: len(small) + len(large), resp: frame.ResponseKind().(*kmsg.ProduceResponse), deadline: time.Now().Add(time.Minute), now: time.Now().UnixMilli()}
+		p.ack = streamstore.AckDurable
+		p.layOut()
+		p.append(t.Context())
+		kept := &p.checked[0].records[0] == &frame.Topics[0].Partitions[0].Records[0]
+		wantEqual(t, !bad, kept, "large batch refused: %v", bad)
+	}
+}
+
 func TestProduceWithoutAcks(t *testing.T) {
 	d := newDataBroker(t, nil)
 	d.createTopic("orders", 2)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -128,7 +127,7 @@ func (b *Broker) fetch(ctx context.Context, req *kmsg.FetchRequest, hurry <-chan
 	if err := f.run(ctx, hurry); err != nil {
 		return nil, err
 	}
-	return f.reply(ctx), nil
+	return f.reply(), nil
 }
 
 // end gives back what the fetch holds. A session whose fetch came to no reply, because its connection died, does not
@@ -442,7 +441,7 @@ func holdsZstd(chunks [][]byte) bool {
 }
 
 // reply ends the fetch: it fills the response and leaves the session as the next request will find it.
-func (f *fetch) reply(ctx context.Context) kmsg.Response {
+func (f *fetch) reply() kmsg.Response {
 	f.s.queue.unpop(f.unread)
 	if f.full {
 		f.reportUnread()
@@ -456,7 +455,7 @@ func (f *fetch) reply(ctx context.Context) kmsg.Response {
 	}
 	resp.Topics = f.topics()
 	f.replied = true
-	return f.memory.attach(ctx, resp)
+	return f.memory.attach(resp)
 }
 
 // reportUnread adds the partitions that a full reply must name although it had no room for their data.
@@ -604,31 +603,26 @@ func (r *reservation) release() {
 	r.bytes = 0
 }
 
-// attach hands the reservation over to the response, which holds it until it is encoded or ctx, the connection, ends.
-func (r *reservation) attach(ctx context.Context, resp *kmsg.FetchResponse) kmsg.Response {
+// attach hands the reservation over to the response, which holds it until it is written or dropped.
+func (r *reservation) attach(resp *kmsg.FetchResponse) kmsg.Response {
 	if r.held == 0 {
 		return resp
 	}
 	out := &fetchReply{FetchResponse: resp, memory: *r}
 	r.held, r.bytes = 0, 0
-	out.detach = context.AfterFunc(ctx, out.release)
 	return out
 }
 
-// fetchReply is a response with records, which gives their memory back when it is encoded: from there on they are
-// part of the connection's write buffer.
+// fetchReply is a response with records and the memory reserved for them.
 type fetchReply struct {
 	*kmsg.FetchResponse
 	memory reservation
-	once   sync.Once
-	detach func() bool // from the connection's context
 }
 
-func (r *fetchReply) release() { r.once.Do(r.memory.release) }
+// Release implements [kafkaproto.Releaser].
+func (r *fetchReply) Release() { r.memory.release() }
 
 // AppendTo makes room for the records first, so that appending does not copy them again and again.
 func (r *fetchReply) AppendTo(dst []byte) []byte {
-	defer r.detach()
-	defer r.release()
 	return r.FetchResponse.AppendTo(slices.Grow(dst, r.memory.bytes+r.memory.bytes/64))
 }

@@ -82,6 +82,7 @@ func (d *dataBroker) start(req kmsg.Request, version int16) (kafkaproto.Reply, e
 		Key:        req.Key(),
 		Version:    version,
 		Body:       body,
+		Size:       len(req.AppendTo(nil)),
 		ReceivedAt: time.Now(),
 	})
 }
@@ -99,6 +100,9 @@ func await[R kmsg.Response](ctx context.Context, reply kafkaproto.Reply, version
 	resp, err := reply(ctx)
 	if err != nil {
 		return none, err
+	}
+	if r, ok := resp.(kafkaproto.Releaser); ok {
+		defer r.Release()
 	}
 	resp.SetVersion(version)
 	decoded := resp.RequestKind().ResponseKind().(R)

@@ -85,6 +85,9 @@ func ask[R kmsg.Response](b *adminBroker, version int16, req kmsg.Request) R {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	if r, ok := resp.(kafkaproto.Releaser); ok {
+		defer r.Release()
+	}
 	if resp.GetVersion() != version {
 		b.t.Fatalf("reply has version %d, the request %d", resp.GetVersion(), version)
 	}

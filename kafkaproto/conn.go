@@ -404,7 +404,11 @@ func (c *conn) finish(p *pending) (closing, bool) {
 	}
 	buf := responseBuffers.Get().(*[]byte)
 	defer putResponseBuffer(buf)
-	if err := c.encode(buf, p); err != nil {
+	resp, err := c.encode(buf, p)
+	if r, ok := resp.(Releaser); ok {
+		defer r.Release()
+	}
+	if err != nil {
 		if c.ctx.Err() != nil {
 			return closing{reason: closedByClient, err: err}, false
 		}
@@ -425,19 +429,19 @@ func (c *conn) finish(p *pending) (closing, bool) {
 
 // encode asks for the response and puts it, framed, into buf. buf is left empty if
 // there is none.
-func (c *conn) encode(buf *[]byte, p *pending) (err error) {
+func (c *conn) encode(buf *[]byte, p *pending) (resp kmsg.Response, err error) {
 	defer recoverTo(&err)
-	resp, err := p.reply(c.ctx)
 	*buf = (*buf)[:0]
+	resp, err = p.reply(c.ctx)
 	if err != nil || resp == nil {
-		return err
+		return resp, err
 	}
 	if resp.Key() != p.key {
-		return fmt.Errorf("the handler answered with a %s response", kmsg.NameForKey(resp.Key()))
+		return resp, fmt.Errorf("the handler answered with a %s response", kmsg.NameForKey(resp.Key()))
 	}
 	resp.SetVersion(p.version)
 	*buf, err = appendResponse(reserve(*buf, responseSize(resp)), resp, p.correlationID)
-	return err
+	return resp, err
 }
 
 // appendResponse appends size, header and body of resp. The header of an ApiVersions

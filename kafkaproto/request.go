@@ -37,6 +37,10 @@ type Handler interface {
 // protocol's defaults.
 type Reply func(ctx context.Context) (kmsg.Response, error)
 
+// Releaser is a response that holds something, such as a share of a memory budget.
+// Release is called once, when the response has been written or dropped.
+type Releaser interface{ Release() }
+
 // Request is one decoded request.
 type Request struct {
 	// Conn is the connection it came on.
