@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -591,6 +592,41 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 		h.oneLine("does not read its responses")
 		if h.closedFor(closedWrite) != 1 {
 			t.Error("not counted")
+		}
+	})
+}
+
+// held is a response that counts its releases.
+type held struct {
+	*kmsg.MetadataResponse
+	released *atomic.Int32
+}
+
+func (h held) Release() { h.released.Add(1) }
+
+func TestResponsesAreReleasedWhenWrittenOrDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var released atomic.Int32
+		h := start(t, Options{WriteTimeout: 10 * time.Second, MaxInFlight: 4}, func(_ context.Context, r *Request) (Reply, error) {
+			resp := held{r.Response().(*kmsg.MetadataResponse), &released}
+			return func(context.Context) (kmsg.Response, error) { return resp, nil }, nil
+		})
+		c := h.dial()
+		c.request(kmsg.NewPtrMetadataRequest(), 0, 1)
+		synctest.Wait()
+		if n := released.Load(); n != 0 {
+			t.Fatalf("released %d times before the client has read the response", n)
+		}
+		c.expect(1, kmsg.NewPtrMetadataResponse(), 0)
+		synctest.Wait()
+		if n := released.Load(); n != 1 {
+			t.Fatalf("released %d times after it was written", n)
+		}
+		c.request(kmsg.NewPtrMetadataRequest(), 0, 2)
+		time.Sleep(11 * time.Second) // the client does not read: it is cut
+		synctest.Wait()
+		if n := released.Load(); n != 2 {
+			t.Fatalf("released %d times after a second response was dropped", n)
 		}
 	})
 }
