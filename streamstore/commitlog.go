@@ -228,10 +228,13 @@ func (c stateCodec) open(where string, h *commitHeader, tail []byte) ([]byte, er
 	return state, nil
 }
 
-// logDir is the folder of a shard's commit log: shards/<shard>/log.
-func logDir(shard uint32) string {
-	return path.Join("shards", strconv.FormatUint(uint64(shard), 10), "log")
+// shardDir is the folder of a shard's objects: shards/<shard>.
+func shardDir(shard uint32) string {
+	return path.Join("shards", strconv.FormatUint(uint64(shard), 10))
 }
+
+// logDir is the folder of a shard's commit log: shards/<shard>/log.
+func logDir(shard uint32) string { return path.Join(shardDir(shard), "log") }
 
 // logName is the object name of commit number: its 20 digits in the shard's
 // folder, such as shards/0/log/00000000000000000042. Name order is number order.

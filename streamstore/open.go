@@ -5,12 +5,15 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/zap"
+
+	"github.com/brookletmq/brooklet/objstore"
 )
 
 // Recovery tells what Open found and did.
@@ -61,7 +64,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		if s.db != nil {
 			err = errors.Join(err, s.db.Close())
 		}
-		return nil, err
+		return nil, errors.Join(err, s.lock.Close())
 	}
 	s.recovery.Took = bootTime() - started
 	s.metrics.observe(s)
@@ -73,6 +76,9 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 func (s *Store) Recovery() Recovery { return s.recovery }
 
 func (s *Store) recover(ctx context.Context) error {
+	if err := s.lockBucket(); err != nil {
+		return err
+	}
 	if err := s.openDatabase(); err != nil {
 		return err
 	}
@@ -83,6 +89,23 @@ func (s *Store) recover(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// lockBucket keeps a second writer of this machine away from a bucket folder. With
+// local durability it would learn from the bucket only at its next flush that there
+// are two; with remote durability the bucket decides before each acknowledgement,
+// and a new writer may take over at any time.
+func (s *Store) lockBucket() (err error) {
+	s.lock = io.NopCloser(nil)
+	if s.opts.Durability == Remote {
+		return nil
+	}
+	lock, err := objstore.Lock(s.opts.Bucket, shardDir(s.opts.Shard))
+	if err != nil {
+		return fmt.Errorf("with local durability only one store may use the bucket folder (stop the other one, or use remote durability for both): %w", err)
+	}
+	s.lock = lock
+	return nil
 }
 
 func (s *Store) followAndClaim(ctx context.Context) error {

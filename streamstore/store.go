@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ type Store struct {
 	metrics *metrics
 	db      *pebble.DB
 	codec   stateCodec
+	lock    io.Closer // of the bucket folder
 
 	epoch    uint64
 	nonce    nonce
@@ -101,7 +103,7 @@ func (s *Store) Close() error {
 	s.setFailure(ErrClosed)
 	s.cancel()
 	s.running.Wait()
-	return s.db.Close()
+	return errors.Join(s.db.Close(), s.lock.Close())
 }
 
 // Failed is closed when the store takes no more writes: it was fenced, its disk
