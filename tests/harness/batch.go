@@ -33,11 +33,6 @@ func Batch(codec kgo.CompressionCodec, records ...Record) []byte {
 
 // RawBatch returns a record batch with this header and this body, whatever it is. The checksum is right.
 func RawBatch(attributes int16, count int, baseTimestamp, maxTimestamp int64, body []byte) []byte {
-	const (
-		lengthAt   = 8
-		checksumAt = 17
-		headBytes  = 12 // base offset and length, which the length does not count
-	)
 	b := binary.BigEndian.AppendUint64(nil, 0)       // base offset
 	b = binary.BigEndian.AppendUint32(b, 0)          // length
 	b = binary.BigEndian.AppendUint32(b, 0xffffffff) // partition leader epoch
@@ -53,6 +48,27 @@ func RawBatch(attributes int16, count int, baseTimestamp, maxTimestamp int64, bo
 	b = binary.BigEndian.AppendUint32(b, uint32(count))
 	b = append(b, body...)
 	binary.BigEndian.PutUint32(b[lengthAt:], uint32(len(b)-headBytes))
+	return seal(b)
+}
+
+// Idempotent makes batch, which it changes, one of an idempotent producer.
+func Idempotent(batch []byte, producerID int64, epoch int16, sequence int32) []byte {
+	binary.BigEndian.PutUint64(batch[producerAt:], uint64(producerID))
+	binary.BigEndian.PutUint16(batch[producerAt+8:], uint16(epoch))
+	binary.BigEndian.PutUint32(batch[producerAt+10:], uint32(sequence))
+	return seal(batch)
+}
+
+// Places of fields in a batch.
+const (
+	lengthAt   = 8
+	checksumAt = 17
+	producerAt = 43 // id, epoch, sequence
+	headBytes  = 12 // base offset and length, which the length does not count
+)
+
+// seal gives a batch its checksum.
+func seal(b []byte) []byte {
 	binary.BigEndian.PutUint32(b[checksumAt:], crc32.Checksum(b[checksumAt+4:], crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }

@@ -21,6 +21,7 @@ func Main(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "brooklet")
 	build := exec.Command("go", "build", "-o", path, "github.com/brookletmq/brooklet/cmd/brooklet")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as the Makefile does
 	build.Stderr = os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "harness: building the binary:", err)
