@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/urfave/cli/v2"
 )
@@ -18,10 +19,14 @@ const (
 	exitFenced   = 3
 )
 
+// sameSignal is the time within which a second signal is taken for the first one.
+const sameSignal = time.Second
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// Once the first signal is noticed a second one has its default effect: it ends the process at once.
-	context.AfterFunc(ctx, stop)
+	// After the first signal, another one has its default effect: it ends the process at once. Not immediately after:
+	// timeout(1), for one, sends the same signal to the process and to its group.
+	context.AfterFunc(ctx, func() { time.AfterFunc(sameSignal, stop) })
 	os.Exit(report(newApp().RunContext(ctx, os.Args)))
 }
 

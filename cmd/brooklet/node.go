@@ -171,11 +171,19 @@ func (n *node) openStore(ctx context.Context) error {
 		Registerer:        n.registry,
 	})
 	if err != nil {
-		return explainDisk(s.dataDir, err)
+		return explainOpen(s, err)
 	}
 	n.store = store
 	n.logRecovery(store.Recovery())
 	return nil
+}
+
+// explainOpen says what to do about an error of opening the store.
+func explainOpen(s *settings, err error) error {
+	if errors.Is(err, objstore.ErrLocked) {
+		return fmt.Errorf("%s: %w", s.bucketSetting, err)
+	}
+	return explainDisk(s.dataDir, err)
 }
 
 // explainDisk says what to do about the failures of a data directory that people meet.
@@ -258,7 +266,7 @@ func (n *node) openKafka(context.Context) (err error) {
 	}
 	go func() {
 		if err := n.kafka.Serve(n.listener); !errors.Is(err, kafkaproto.ErrServerClosed) {
-			n.failed <- fmt.Errorf("Kafka listener: %w", err)
+			n.failed <- fmt.Errorf("listener of Kafka clients: %w", err)
 		}
 	}()
 	ready := n.broker.Ready

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -86,15 +87,37 @@ func TestStopFlushesToBucket(t *testing.T) {
 	second.stop()
 }
 
-func TestDataDirInUse(t *testing.T) {
-	dir := t.TempDir()
-	first := start(t, command(t, serveArgs(dir)...))
-	first.await("serving Kafka clients")
-	code, text := start(t, command(t, serveArgs(dir)...)).exit()
-	if code != exitFailure || !strings.Contains(text, "--data-dir "+dir+" is in use by another process") {
-		t.Errorf("exit code %d:\n%s", code, text)
+func TestFolderInUse(t *testing.T) {
+	for name, c := range map[string]struct {
+		durability   string
+		dirs, bucket [2]string // of the first and of the second broker; no bucket: the default
+		want         string
+	}{
+		"data directory": {durability: "remote", dirs: [2]string{"a", "a"}, bucket: [2]string{"x", "y"},
+			want: "--data-dir {}/a is in use by another process"},
+		"bucket": {durability: "local", dirs: [2]string{"a", "b"}, bucket: [2]string{"x", "x"},
+			want: "--bucket: with local durability only one store may use the bucket folder"},
+		"both": {durability: "local", dirs: [2]string{"a", "a"},
+			want: "bucket in --data-dir {}/a: with local durability only one store may use the bucket folder"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := t.TempDir()
+			run := func(i int) *process {
+				args := serveArgs(filepath.Join(base, c.dirs[i]), "--durability", c.durability)
+				if c.bucket[i] != "" {
+					args = append(args, "--bucket", bucketURL(filepath.Join(base, c.bucket[i])))
+				}
+				return start(t, command(t, args...))
+			}
+			first := run(0)
+			first.await("serving Kafka clients")
+			want := strings.ReplaceAll(c.want, "{}", base)
+			if code, text := run(1).exit(); code != exitFailure || !strings.Contains(text, want) {
+				t.Errorf("exit code %d, want %q in:\n%s", code, want, text)
+			}
+			first.stop()
+		})
 	}
-	first.stop()
 }
 
 func TestAddressInUse(t *testing.T) {
@@ -160,21 +183,33 @@ func TestBucketOutOfReach(t *testing.T) {
 
 // The broker that lost its bucket to another one ends with a code that keeps service managers from restarting it.
 func TestFencedBrokerEnds(t *testing.T) {
-	bucket := bucketURL(t.TempDir())
+	shared := []string{"--bucket", bucketURL(t.TempDir()), "--durability", "remote", "--flush-interval", "10ms"}
 	dir := t.TempDir()
-	first := start(t, command(t, serveArgs(dir, "--bucket", bucket, "--flush-interval", "10ms")...))
+	first := start(t, command(t, serveArgs(dir, shared...)...))
 	broker := first.address("serving Kafka clients")
 	produce(t, broker, "orders", "before")
-	second := start(t, command(t, serveArgs(t.TempDir(), "--bucket", bucket)...))
+	second := start(t, command(t, serveArgs(t.TempDir(), shared...)...))
 	second.await("serving Kafka clients")
 
-	// It finds out when it flushes; whether this record is acknowledged before that is a matter of luck.
+	// It finds out when it flushes.
 	newClient(t, broker).Produce(t.Context(), &kgo.Record{Topic: "orders", Value: []byte("after")}, nil)
 	code, text := first.exit()
 	if code != exitFenced || !strings.Contains(text, "another broker has opened the same bucket") || !strings.Contains(text, dir) {
 		t.Errorf("exit code %d:\n%s", code, text)
 	}
 	second.stop()
+}
+
+// timeout(1) sends its signal twice in a row; that must not cut the stop short.
+func TestTwinSignals(t *testing.T) {
+	p := start(t, command(t, serveArgs(t.TempDir(), "--flush-interval", "1h")...))
+	produce(t, p.address("serving Kafka clients"), "orders", "a")
+	p.signal(syscall.SIGTERM)
+	p.signal(syscall.SIGTERM)
+	p.await("stopped")
+	if code, rest := p.exit(); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, rest)
+	}
 }
 
 func TestAdminEndpoint(t *testing.T) {
