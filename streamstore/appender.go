@@ -104,11 +104,11 @@ const (
 func (a *appender) run(stop <-chan struct{}) {
 	defer close(a.syncing)
 	var group []*tailEntry
-	for {
+	for stopping := false; !stopping; {
 		select {
 		case <-a.store.queue.signal:
 		case <-stop:
-			return
+			stopping = true // once more: what is queued is still written
 		}
 		group = a.store.queue.take(group[:0])
 		for rest := group; len(rest) > 0; {

@@ -59,9 +59,7 @@ type reader struct {
 	next   int64 // offset wanted next
 	opts   ReadOptions
 	result ReadResult
-	// retries counts the tail entries whose rows were gone, because they had been
-	// flushed in between.
-	retries int
+	missed bool // the extent of next was not there
 }
 
 // room is how many bytes may still be returned; the first batch may be larger if
@@ -92,7 +90,13 @@ func (r *reader) step(ctx context.Context) (progress bool, err error) {
 	if i, ok := st.findTailLocked(r.next); ok {
 		entries, batches := r.collectLocked(st.mu.tail[i:], offsets.HighWatermark)
 		st.mu.Unlock()
-		return r.addTail(entries, batches)
+		progress, err := r.addTail(entries, batches)
+		if !errors.Is(err, pebble.ErrNotFound) {
+			return progress, err
+		}
+		// It has been flushed since: one and the same write took its row away and
+		// brought its extent.
+		return r.readExtents(ctx, offsets.HighWatermark, 0)
 	}
 	limit := offsets.HighWatermark
 	if len(st.mu.tail) > 0 {
@@ -126,16 +130,15 @@ func (r *reader) collectLocked(tail []*tailEntry, hw int64) (entries []*tailEntr
 }
 
 // addTail adds tail entries to the result, reading from the database those that
-// are not in memory. It stops at one that has been flushed and deleted meanwhile:
-// the next step finds it in an extent.
+// are not in memory. It stops at one that has been flushed and deleted meanwhile,
+// with pebble.ErrNotFound if it is the first.
 func (r *reader) addTail(entries []*tailEntry, batches [][]byte) (progress bool, err error) {
 	for i, e := range entries {
 		batch := batches[i]
 		if batch == nil {
 			batch, err = r.store.tailRow(e)
-			if errors.Is(err, pebble.ErrNotFound) {
-				r.retries++
-				return r.retries < maxReadRetries, nil
+			if errors.Is(err, pebble.ErrNotFound) && i > 0 {
+				return true, nil
 			}
 			if err != nil {
 				return false, err
@@ -145,10 +148,6 @@ func (r *reader) addTail(entries []*tailEntry, batches [][]byte) (progress bool,
 	}
 	return len(entries) > 0, nil
 }
-
-// maxReadRetries bounds how often one read may meet a tail entry that is being
-// flushed at that moment.
-const maxReadRetries = 100
 
 func (r *reader) add(chunk []byte, last int64) {
 	r.result.Chunks = append(r.result.Chunks, chunk)
@@ -192,6 +191,12 @@ func (r *reader) readExtents(ctx context.Context, limit int64, window int64) (pr
 		return false, err
 	}
 	if len(extents) == 0 {
+		// A trim or deletion may have reached the database since the offsets were
+		// looked at; the next step sees it.
+		if !r.missed {
+			r.missed = true
+			return true, nil
+		}
 		return false, &CorruptError{Where: fmt.Sprintf("stream id %d", r.stream.id), What: "offset", Found: "no extent", Expected: r.next}
 	}
 	defer func() { r.stream.noteRead(r.next, window) }()

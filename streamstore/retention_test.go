@@ -25,7 +25,7 @@ func createWith(t *testing.T, s *Store, name string, settings Settings) StreamID
 // of its own.
 func appendAt(t *testing.T, s *Store, id StreamID, timestamp int64) {
 	t.Helper()
-	mustAppend(t, s, id, batchSpec{payload: make([]byte, 100), timestamp: timestamp}.encode())
+	mustWait(t, mustAppend(t, s, id, batchSpec{payload: make([]byte, 100), timestamp: timestamp}.encode()))
 	mustFlush(t, s)
 }
 

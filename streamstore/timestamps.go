@@ -62,28 +62,32 @@ func scanChunks(chunks [][]byte, ts, hw int64, fn func([]byte) (bool, error)) (d
 // that reaches ts: the first extent or tail entry whose largest timestamp does. -1
 // if there is none below hw.
 func (s *Store) findTimestamp(st *stream, next, hw, ts int64) (offset int64, err error) {
-	offset = -1
+	// The tail comes first: what leaves it meanwhile is among the extents.
+	offset = st.findTimestampInTail(next, hw, ts)
 	err = s.eachExtent(st.id, next, func(x extent) bool {
-		if x.maxTimestamp >= ts && x.base < hw {
-			offset = max(x.base, next)
+		if x.base >= hw {
 			return false
 		}
-		return true
+		if x.maxTimestamp < ts {
+			return true
+		}
+		if at := max(x.base, next); offset < 0 || at < offset {
+			offset = at
+		}
+		return false
 	})
-	if err != nil {
-		return -1, err
-	}
+	return offset, err
+}
+
+func (st *stream) findTimestampInTail(next, hw, ts int64) (offset int64) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, e := range st.mu.tail {
 		if e.last >= next && e.maxTimestamp >= ts && e.base < hw {
-			if at := max(e.base, next); offset < 0 || at < offset {
-				offset = at
-			}
-			break
+			return max(e.base, next)
 		}
 	}
-	return offset, nil
+	return -1
 }
 
 // MaxTimestampBatch returns the first batch that holds the largest timestamp below

@@ -399,7 +399,7 @@ func (g *txnStage) queue(size int64) (*tailEntry, error) {
 		s.pin(touched.stream)
 		g.mutation.pinned = append(g.mutation.pinned, touched.stream)
 	}
-	if err := s.queue.push(entry); err != nil {
+	if err := g.pushAndPublish(entry); err != nil {
 		for _, st := range g.mutation.pinned {
 			s.release(st)
 		}
@@ -408,19 +408,32 @@ func (g *txnStage) queue(size int64) (*tailEntry, error) {
 	for name, id := range g.names {
 		s.pendingNames.set(name, id, entry.number, s.appender.applied.Load())
 	}
-	for _, touched := range g.touched {
-		touched.publish()
-	}
 	return entry, nil
 }
 
-// publish makes the change of an existing stream visible.
-func (t *touchedStream) publish() {
+// pushAndPublish queues the entry and makes the changes of existing streams visible
+// in one step, so that no append to a deleted stream comes after its deletion and no
+// reader finds the records gone before the start offset has moved. Nobody else holds
+// two streams' locks, because transactions are serial, so their order is free.
+func (g *txnStage) pushAndPublish(entry *tailEntry) error {
+	for _, touched := range g.touched {
+		touched.stream.mu.Lock()
+		defer touched.stream.mu.Unlock()
+	}
+	if err := g.store.queue.push(entry); err != nil {
+		return err
+	}
+	for _, touched := range g.touched {
+		touched.publishLocked()
+	}
+	return nil
+}
+
+// publishLocked makes the change of an existing stream visible.
+func (t *touchedStream) publishLocked() {
 	if !t.changed {
 		return
 	}
-	t.stream.mu.Lock()
-	defer t.stream.mu.Unlock()
 	t.stream.mu.row, t.stream.mu.deleted = t.row, t.deleted
 	t.stream.notifyLocked()
 }
