@@ -103,7 +103,8 @@ func (c *conn) readReply(buf []byte) ([]byte, error) {
 }
 
 // produceLoad keeps inflight produce requests on their way on each of several
-// connections, round robin over the partitions, until the time is over.
+// connections, round robin over the partitions, until the time is over or limit bytes
+// are acknowledged.
 type produceLoad struct {
 	addr        string
 	topic       string
@@ -111,6 +112,7 @@ type produceLoad struct {
 	batch       []byte
 	connections int
 	inflight    int
+	limit       int64
 }
 
 func (l produceLoad) run(ctx context.Context, d time.Duration) (bytes int64, took time.Duration, err error) {
@@ -140,7 +142,7 @@ func (l produceLoad) connection(ctx context.Context, frames [][]byte, first int,
 	var reply []byte
 	next, waiting := first, 0
 	for sending := true; sending || waiting > 0; {
-		sending = sending && time.Now().Before(end) && ctx.Err() == nil
+		sending = sending && time.Now().Before(end) && total.Load() < l.limit && ctx.Err() == nil
 		if sending && waiting < l.inflight {
 			if _, err := c.Write(frames[next%len(frames)]); err != nil {
 				return err

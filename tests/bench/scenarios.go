@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -74,7 +75,7 @@ func produceOnce(ctx context.Context, work string, size, partitions int, referen
 	if err != nil {
 		return err
 	}
-	load := produceLoad{s.addr, "bench", partitions, makeBatch(size), connections, inflight}
+	load := produceLoad{s.addr, "bench", partitions, makeBatch(size), connections, inflight, math.MaxInt64}
 	bytes, took, err := load.run(ctx, *duration)
 	if err != nil {
 		return errors.Join(err, s.stop())
@@ -201,17 +202,9 @@ func benchConsume(ctx context.Context, work string) error {
 
 // produceAmount produces about total bytes and returns the rate in MB/s.
 func produceAmount(ctx context.Context, addr string, total int64) (float64, error) {
-	batch := makeBatch(16 << 10)
-	var bytes int64
-	started := time.Now()
-	for bytes < total {
-		n, _, err := produceLoad{addr, "bench", consumePartitions, batch, connections, inflight}.run(ctx, 100*time.Millisecond)
-		if err != nil {
-			return 0, err
-		}
-		bytes += n
-	}
-	return rate(bytes, time.Since(started)), nil
+	load := produceLoad{addr, "bench", consumePartitions, makeBatch(16 << 10), connections, inflight, total}
+	bytes, took, err := load.run(ctx, time.Hour)
+	return rate(bytes, took), err
 }
 
 func consumeAll(ctx context.Context, s *server, from string, produced float64) error {
