@@ -166,13 +166,18 @@ func (f *follower) checkOrphan(ctx context.Context) (again bool, err error) {
 		missing = previous
 	}
 	s, name := f.store, logName(f.store.opts.Shard, missing)
+	corrupt := &CorruptError{
+		Where: s.opts.Bucket.Location() + "/" + name, What: "log object",
+		Found: "missing", Expected: fmt.Sprintf("present, because object %d was written after it: restore it", f.orphan.number),
+	}
+	if missing <= f.position.number {
+		corrupt.Found = "another one than the log went on from"
+		return false, corrupt
+	}
 	err = retry(ctx, s.log, "reading the commit log", func() error {
 		_, err := s.readCommitHeader(ctx, name)
 		if errors.Is(err, objstore.ErrNotFound) {
-			err = &CorruptError{
-				Where: s.opts.Bucket.Location() + "/" + name, What: "log object",
-				Found: "missing", Expected: fmt.Sprintf("present, because object %d was written after it: restore it", f.orphan.number),
-			}
+			err = corrupt
 		}
 		return err
 	})
