@@ -344,10 +344,15 @@ func syncLatency(dir string, n int) ([]time.Duration, error) {
 	return list, nil
 }
 
-// benchIdle: what streams cost that nobody touches.
+// idleRecords is how many records the streams of benchIdle hold together.
+const idleRecords = 100_000
+
+// benchIdle: what streams cost that nobody touches. Both brokers have taken the same
+// number of records, so that the database's caches and logs are the same and only the
+// number of streams differs.
 func benchIdle(ctx context.Context, work string) error {
-	fmt.Printf("\nidle streams, one record each: live heap of the broker after a restart\n")
-	fmt.Printf("%-10s %12s %14s\n", "streams", "heap MB", "start-up")
+	fmt.Printf("\nidle streams: %d records of 1 KiB spread over them, then a restart\n", idleRecords)
+	fmt.Printf("%-10s %12s %14s %12s %20s\n", "streams", "heap MB", "start-up", "appends/s", "written/appended")
 	for _, n := range []int{10, 100_000} {
 		dir, err := freshDir(work, "idle")
 		if err != nil {
@@ -366,27 +371,40 @@ func idleOnce(ctx context.Context, dir string, streams int) error {
 	if err != nil {
 		return err
 	}
-	if err := touchStreams(ctx, s.addr, streams); err != nil {
+	before, err := s.written()
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	started := time.Now()
+	bytes, err := touchStreams(ctx, s.addr, streams, idleRecords)
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	perSecond := float64(idleRecords) / time.Since(started).Seconds()
+	after, err := s.written()
+	if err != nil {
 		return errors.Join(err, s.stop())
 	}
 	if err := s.stop(); err != nil {
 		return err
 	}
-	started := time.Now()
+	started = time.Now()
 	if s, err = startServer(ctx, dir); err != nil {
 		return err
 	}
-	took := time.Since(started)
+	startUp := time.Since(started)
 	heap, err := s.liveHeap()
 	if err != nil {
 		return errors.Join(err, s.stop())
 	}
-	fmt.Printf("%-10d %12.1f %14v\n", streams, float64(heap)/mb, took.Round(time.Millisecond))
+	fmt.Printf("%-10d %12.1f %14v %12.0f %20.2f\n", streams, float64(heap)/mb,
+		startUp.Round(time.Millisecond), perSecond, float64(after-before)/float64(bytes))
 	return s.stop()
 }
 
-// touchStreams makes streams by writing one batch to each.
-func touchStreams(ctx context.Context, addr string, n int) error {
+// touchStreams writes batches of one record round robin to streams and returns their
+// bytes.
+func touchStreams(ctx context.Context, addr string, streams, n int) (bytes int64, err error) {
 	batch := makeBatch(1024)
 	failures := make(chan error, connections)
 	for i := range connections {
@@ -401,7 +419,7 @@ func touchStreams(ctx context.Context, addr string, n int) error {
 				waiting := 0
 				for k := i; k < n || waiting > 0; {
 					if k < n && waiting < 64 {
-						if _, err := c.Write(produceFrame(fmt.Sprintf("idle/%d", k), 0, batch)); err != nil {
+						if _, err := c.Write(produceFrame(fmt.Sprintf("idle/%d", k%streams), 0, batch)); err != nil {
 							return err
 						}
 						k += connections
@@ -420,9 +438,8 @@ func touchStreams(ctx context.Context, addr string, n int) error {
 			}()
 		}()
 	}
-	var err error
 	for range connections {
 		err = errors.Join(err, <-failures)
 	}
-	return err
+	return int64(n * len(batch)), err
 }

@@ -123,3 +123,17 @@ func (s *server) liveHeap() (int64, error) {
 	}
 	return 0, fmt.Errorf("no HeapAlloc in the heap profile of %s (status %s)", s.admin, response.Status)
 }
+
+// written is how many bytes the broker has caused to be written to disk.
+func (s *server) written() (int64, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", s.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(stat)) {
+		if value, ok := strings.CutPrefix(line, "write_bytes: "); ok {
+			return strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+		}
+	}
+	return 0, errors.New("no write_bytes in /proc/pid/io")
+}
