@@ -1,0 +1,191 @@
+package streamstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/brookletmq/brooklet/objstore"
+)
+
+// A sync of the write-ahead log fails once and then works again. What the disk has
+// dropped is unknown, so nothing is acknowledged any more; what was acknowledged before
+// is found again.
+func TestFailedSync(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	var arm, failed atomic.Bool
+	fs := errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		isSync := op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData || op.Kind == errorfs.OpFileSyncTo
+		if isSync && strings.HasSuffix(op.Path, ".log") && arm.Load() && failed.CompareAndSwap(false, true) {
+			return errorfs.ErrInjected
+		}
+		return nil
+	}))
+	opts := testOptions(objstore.NewMemory())
+	opts.FS = fs
+	s := mustOpen(t, opts)
+	id := mustCreate(t, s, "s")
+	var mu sync.Mutex
+	acknowledged := make(map[int64]bool)
+	mustWait(t, mustAppend(t, s, id, simpleBatch("before")))
+	acknowledged[0] = true
+	arm.Store(true)
+	var writers sync.WaitGroup
+	for w := range 4 {
+		writers.Go(func() {
+			for i := 0; ; i++ {
+				a, err := s.Append(context.Background(), AppendRequest{Stream: id, Batch: simpleBatch(fmt.Sprint(w, i)), Expected: AnyOffset, Ack: AckDurable})
+				if err == nil {
+					wasFailed := s.Err() != nil
+					if err = a.Wait(context.Background()); err == nil {
+						if wasFailed {
+							t.Errorf("offset %d was acknowledged after the failure", a.BaseOffset)
+						}
+						mu.Lock()
+						acknowledged[a.BaseOffset] = true
+						mu.Unlock()
+						continue
+					}
+				}
+				if !errors.Is(err, ErrFailed) {
+					t.Errorf("after the failed sync: %v", err)
+				}
+				return
+			}
+		})
+	}
+	<-s.Failed()
+	writers.Wait()
+	if !failed.Load() {
+		t.Fatal("no sync failed")
+	}
+	if _, err := s.Commit(context.Background(), NewTxn()); !errors.Is(err, ErrFailed) {
+		t.Errorf("Commit: %v", err)
+	}
+	if err := s.Flush(context.Background()); !errors.Is(err, ErrFailed) {
+		t.Errorf("Flush: %v", err)
+	}
+	if err := s.Close(); !errors.Is(err, ErrFailed) {
+		t.Errorf("Close: %v", err)
+	}
+	opts.FS = disk.CrashClone(vfs.CrashCloneCfg{})
+	s = openTest(t, opts)
+	offsets, err := s.Offsets(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for offset := range acknowledged {
+		if offset >= offsets.HighWatermark {
+			t.Errorf("offset %d was acknowledged and is lost: %+v", offset, offsets)
+		}
+	}
+	if got := readStream(t, s, "s"); int64(len(got)) != offsets.HighWatermark || got[0] != "before" {
+		t.Errorf("%d batches, offsets %+v", len(got), offsets)
+	}
+}
+
+// A disk that cannot be written to is an error that names the data directory; the
+// bucket is not touched.
+func TestUnwritableDiskAtOpen(t *testing.T) {
+	for _, cause := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EACCES} {
+		t.Run(cause.Error(), func(t *testing.T) {
+			bucket := objstore.NewMemory()
+			opts := testOptions(bucket)
+			opts.FS = errorfs.Wrap(vfs.NewCrashableMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpFileClose {
+					return cause
+				}
+				return nil
+			}))
+			s, err := Open(context.Background(), opts)
+			if err == nil {
+				_ = s.Close()
+			}
+			if !errors.Is(err, cause) || !strings.Contains(fmt.Sprint(err), "data") {
+				t.Errorf("Open: %v", err)
+			}
+			if names := bucket.Names(); len(names) > 0 {
+				t.Errorf("objects %v", names)
+			}
+		})
+	}
+}
+
+// When the disk is nearly full, appends are refused with a retriable error that tells
+// what to do; reads go on; when there is room again, so do appends.
+func TestLowDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := vfs.NewCrashableMem()
+		room := func(bytes uint64) {
+			fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 40, UsedBytes: 1<<40 - bytes})
+		}
+		room(1 << 40)
+		p := startProcess(t, objstore.NewMemory(), fs, func(o *Options) { o.MinFreeBytes = 100 << 20 })
+		look := func() { p.disk.checked.Store(0) } // as if a second had passed
+		id := mustCreate(t, p.Store, "s")
+		mustWait(t, mustAppend(t, p.Store, id, simpleBatch("0")))
+		room(100<<20 - 1)
+		look()
+		if _, err := tryAppend(p.Store, id, batchSpec{}); !errors.Is(err, ErrBackpressure) || !strings.Contains(err.Error(), "data") || !strings.Contains(err.Error(), "100 MiB") {
+			t.Errorf("Append: %v", err)
+		}
+		txn := NewTxn()
+		txn.Set([]byte("k"), nil)
+		if _, err := p.Commit(context.Background(), txn); !errors.Is(err, ErrBackpressure) {
+			t.Errorf("Commit: %v", err)
+		}
+		if got := readStream(t, p.Store, "s"); !slices.Equal(got, []string{"0"}) {
+			t.Errorf("read %q", got)
+		}
+		mustFlush(t, p.Store)
+		room(100 << 20)
+		look()
+		if a := mustAppend(t, p.Store, id, simpleBatch("1")); a.BaseOffset != 1 {
+			t.Errorf("with room again: %+v", a)
+		}
+	})
+}
+
+// The ballast is reserved while there is ample room, and given up when the disk is
+// full at start.
+func TestBallast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket, fs := objstore.NewMemory(), vfs.NewCrashableMem()
+		size := func() int64 {
+			info, err := fs.Stat("data/ballast")
+			if err != nil {
+				return 0
+			}
+			return info.Size()
+		}
+		fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 40})
+		startProcess(t, bucket, fs, nil).stop()
+		if size() != ballastBytes {
+			t.Fatalf("the ballast has %d bytes", size())
+		}
+		fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 0, TotalBytes: 1 << 40})
+		p := startProcess(t, bucket, fs, nil)
+		if size() != 0 {
+			t.Errorf("the ballast still has %d bytes", size())
+		}
+		if _, err := p.Ensure(context.Background(), "s", DefaultSettings()); !errors.Is(err, ErrBackpressure) {
+			t.Errorf("a write on the full disk: %v", err)
+		}
+		p.stop()
+		fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 40})
+		startProcess(t, bucket, fs, nil).stop()
+		if size() != ballastBytes {
+			t.Errorf("with room again the ballast has %d bytes", size())
+		}
+	})
+}
