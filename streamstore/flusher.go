@@ -549,6 +549,9 @@ func (f *flusher) complete(c *commit) error {
 	s.metrics.commitNumber.Set(float64(c.header.number))
 	f.buffers = append(f.buffers, c.object[:0])
 	c.object = nil
+	if len(f.inflight) == 0 && len(f.waiting) == 0 {
+		f.buffers = nil // idle: hold no memory
+	}
 	f.finishWaiters()
 	return nil
 }
