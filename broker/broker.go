@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.uber.org/zap"
 
+	"github.com/brookletmq/brooklet/broker/groups"
 	"github.com/brookletmq/brooklet/kafkaproto"
 	"github.com/brookletmq/brooklet/streamstore"
 )
@@ -54,6 +55,9 @@ type Options struct {
 	// FetchSessionSlots is how many incremental fetch sessions are kept. 0 means Kafka's 1000.
 	FetchSessionSlots int
 
+	// Groups configure consumer groups and committed offsets. Its Logger and Registerer default to the broker's.
+	Groups groups.Options
+
 	// Store holds all state. Required; the broker does not close it.
 	Store *streamstore.Store
 	// Logger receives the broker's log. Nil means no log.
@@ -93,6 +97,11 @@ func (o *Options) EnsureDefaults() {
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
+	setDefault(&o.Groups.Logger, o.Logger)
+	if o.Groups.Registerer == nil {
+		o.Groups.Registerer = o.Registerer
+	}
+	o.Groups.EnsureDefaults()
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -122,6 +131,7 @@ func (o *Options) Validate() error {
 	check(o.FetchMaxBytes > 0, "FetchMaxBytes is %d; it must be positive", o.FetchMaxBytes)
 	check(o.FetchMemory > 0, "FetchMemory is %d; it must be positive", o.FetchMemory)
 	check(o.FetchSessionSlots > 0, "FetchSessionSlots is %d; it must be positive", o.FetchSessionSlots)
+	errs = append(errs, o.Groups.Validate())
 	return errors.Join(errs...)
 }
 
@@ -133,6 +143,7 @@ type Broker struct {
 	topics    *catalogue
 	producers *producerIDs
 	fetches   *fetcher
+	groups    *groups.Coordinator
 	clusterID string
 	versions  *kafkaproto.Versions
 	// self is the replica list of every partition; shared by all replies, never changed.
@@ -177,19 +188,28 @@ func New(ctx context.Context, opts Options) (*Broker, error) {
 	if b.topics, err = loadCatalogue(ctx, &b.opts, b.m); err != nil {
 		return nil, fmt.Errorf("broker: topic catalogue: %w", err)
 	}
+	if b.groups, err = groups.New(ctx, b.opts.Groups, groupRows{b.store}, groupTopics{b.topics}); err != nil {
+		b.topics.close()
+		return nil, fmt.Errorf("broker: %w", err)
+	}
 	s := b.topics.load()
 	b.log.Info("broker ready", zap.String("cluster", b.clusterID), zap.Int("topics", len(s.byName)), zap.Int("partitions", s.partitions))
 	return b, nil
 }
 
-// Drain tells requests that wait for data to answer with what they have, and makes the readiness probe fail. It
-// returns at once and may be called many times.
-func (b *Broker) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
+// Drain tells requests that wait for data to answer with what they have, and those that wait for members of their group
+// to look for the coordinator again; and it makes the readiness probe fail. It returns at once and may be called many
+// times.
+func (b *Broker) Drain() {
+	b.drainOnce.Do(func() { close(b.draining) })
+	b.groups.Drain()
+}
 
-// Close ends all fetch sessions and waits until no catalogue change is on its way. Call it when no request is running
-// any more and before the store is closed.
+// Close ends all fetch sessions, stops the group coordinator, and waits until no change of catalogue or groups is on its
+// way. Call it when no request is running any more and before the store is closed.
 func (b *Broker) Close() {
 	b.fetches.close()
+	b.groups.Close()
 	b.topics.close()
 }
 

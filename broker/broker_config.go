@@ -3,6 +3,7 @@ package broker
 import (
 	"net"
 	"strconv"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -29,10 +30,10 @@ func (o *Options) brokerConfigs() []describedConfig {
 		{"default.replication.factor", kmsg.ConfigTypeInt, "1", "1", "Partitions report one replica; the object store replicates."},
 		{"delete.topic.enable", kmsg.ConfigTypeBoolean, "true", "true", "Topics can be deleted."},
 		{"fetch.max.bytes", kmsg.ConfigTypeInt, strconv.Itoa(o.FetchMaxBytes), strconv.Itoa(defaultFetchMaxBytes), "The most records in one fetch reply, in bytes."},
-		{"group.initial.rebalance.delay.ms", kmsg.ConfigTypeInt, "3000", "3000", "How long an empty group waits for more members."},
-		{"group.max.session.timeout.ms", kmsg.ConfigTypeInt, "1800000", "1800000", "The longest session timeout of a group member."},
-		{"group.max.size", kmsg.ConfigTypeInt, "2147483647", "2147483647", "The most members of a group."},
-		{"group.min.session.timeout.ms", kmsg.ConfigTypeInt, "6000", "6000", "The shortest session timeout of a group member."},
+		{"group.initial.rebalance.delay.ms", kmsg.ConfigTypeInt, millis(max(o.Groups.InitialRebalanceDelay, 0)), "3000", "How long an empty group waits for more members."},
+		{"group.max.session.timeout.ms", kmsg.ConfigTypeInt, millis(o.Groups.MaxSessionTimeout), "1800000", "The longest session timeout of a group member."},
+		{"group.max.size", kmsg.ConfigTypeInt, strconv.Itoa(o.Groups.MaxSize), "2147483647", "The most members of a group."},
+		{"group.min.session.timeout.ms", kmsg.ConfigTypeInt, millis(o.Groups.MinSessionTimeout), "6000", "The shortest session timeout of a group member."},
 		// Kafka UI takes a broker without this one for a very old one, and then uses the AlterConfigs that replaces all.
 		{"inter.broker.protocol.version", kmsg.ConfigTypeString, "4.0-IV3", "4.0-IV3", "The Kafka release that this broker is like."},
 		{"listeners", kmsg.ConfigTypeString, listener, "PLAINTEXT://:9092", "The address that clients connect to."},
@@ -47,7 +48,9 @@ func (o *Options) brokerConfigs() []describedConfig {
 		{"min.insync.replicas", kmsg.ConfigTypeInt, "1", "1", "Not used: the object store replicates."},
 		{"node.id", kmsg.ConfigTypeInt, node, "-1", "The id of this broker."},
 		{"num.partitions", kmsg.ConfigTypeInt, strconv.Itoa(int(o.DefaultPartitions)), "1", "The partitions of a topic that is created without a number."},
-		{"offsets.retention.minutes", kmsg.ConfigTypeInt, "10080", "10080", "How long offsets of an empty group are kept."},
+		{"offset.metadata.max.bytes", kmsg.ConfigTypeInt, strconv.Itoa(o.Groups.MaxOffsetMetadata), "4096", "The longest text that may be committed with an offset."},
+		{"offsets.retention.check.interval.ms", kmsg.ConfigTypeLong, millis(o.Groups.CleanInterval), "600000", "How often expired offsets are looked for."},
+		{"offsets.retention.minutes", kmsg.ConfigTypeInt, strconv.FormatInt(int64(o.Groups.OffsetRetention/time.Minute), 10), "10080", "How long offsets of an empty group are kept."},
 		{"offsets.topic.num.partitions", kmsg.ConfigTypeInt, "50", "50", "Not used: offsets are not kept in a topic."},
 		{"offsets.topic.replication.factor", kmsg.ConfigTypeShort, "1", "3", "Not used: offsets are not kept in a topic."},
 		{"process.roles", kmsg.ConfigTypeList, "broker,controller", "", "What this node does."},
@@ -68,6 +71,8 @@ func (o *Options) brokerConfigs() []describedConfig {
 	}
 	return configs
 }
+
+func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // retentionHours converts whole milliseconds to hours, rounded down.
 func retentionHours(ms string) string {

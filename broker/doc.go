@@ -2,6 +2,7 @@
 // APIs, one file per API key.
 //
 //	kafkaproto.Server ──Request──▶ Broker.Handle ──▶ NN_name.go ──▶ catalogue (names, ids, configs)
+//	                                                        ├─────▶ groups.Coordinator (members, offsets)
 //	                                                        └─────▶ streamstore.Store (records, rows)
 //
 // A handler has three parts, kept as separate functions so that each can be read and tested alone: checking the
@@ -17,9 +18,11 @@
 // # Rows
 //
 // Everything the broker must remember is a row of the store's key-value space, changed in the same transaction as the
-// streams it belongs to (see catalogue.go and producer_ids.go for the encodings):
+// streams it belongs to (see rows.go, producer_ids.go and groups/rows.go for the encodings):
 //
 //	topic/<name>     one topic: id, creation time, partition count, config overrides
 //	cluster/id       the cluster id
 //	producer/next    the first producer id that no block has claimed yet
+//	group/<group>    one consumer group
+//	group-offset/<group>/<topic>/<partition>    one committed offset
 package broker

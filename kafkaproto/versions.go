@@ -13,7 +13,15 @@ const (
 	KeyFetch                   int16 = 1
 	KeyListOffsets             int16 = 2
 	KeyMetadata                int16 = 3
+	KeyOffsetCommit            int16 = 8
+	KeyOffsetFetch             int16 = 9
 	KeyFindCoordinator         int16 = 10
+	KeyJoinGroup               int16 = 11
+	KeyHeartbeat               int16 = 12
+	KeyLeaveGroup              int16 = 13
+	KeySyncGroup               int16 = 14
+	KeyDescribeGroups          int16 = 15
+	KeyListGroups              int16 = 16
 	KeyApiVersions             int16 = 18
 	KeyCreateTopics            int16 = 19
 	KeyDeleteTopics            int16 = 20
@@ -24,7 +32,9 @@ const (
 	KeyAlterConfigs            int16 = 33
 	KeyDescribeLogDirs         int16 = 35
 	KeyCreatePartitions        int16 = 37
+	KeyDeleteGroups            int16 = 42
 	KeyIncrementalAlterConfigs int16 = 44
+	KeyOffsetDelete            int16 = 47
 	KeyDescribeCluster         int16 = 60
 	KeyDescribeProducers       int16 = 61
 	KeyDescribeTopicPartitions int16 = 75
@@ -39,8 +49,8 @@ type versionRange struct {
 
 // served lists all APIs this package can carry, by key. Minimums are those of Kafka
 // 4.0 (KIP-896) or lower, where clients in use still start lower: Metadata and
-// FindCoordinator 0 (kafka-python, Sarama), CreateTopics and DeleteTopics 0 (segmentio
-// kafka-go). The oldest clients served are therefore those that speak record batches
+// FindCoordinator 0 (kafka-python, Sarama), JoinGroup, CreateTopics and DeleteTopics
+// 0 or 1 (segmentio kafka-go). The oldest clients served are therefore those that speak record batches
 // (Kafka 0.11). ListOffsets v0, which answers with a list of segment starts and not
 // with an offset, is not served; its senders are clients older than 0.10.1.
 //
@@ -67,9 +77,30 @@ var served = []versionRange{
 	// 4 auto-create flag, 7 leader epoch (KIP-320), 8 authorized operations
 	// (KIP-430), 10 topic ids (KIP-516), 12 request by id, 13 error at top (KIP-1102).
 	same(KeyMetadata, 0, 13),
+	// 5 no retention time, 6 leader epoch (KIP-320), 7 instance id (KIP-345), 8
+	// flexible, 9 errors of new groups (KIP-848), 10 topic ids (KIP-848).
+	same(KeyOffsetCommit, 2, 10),
+	// 2 all topics, 5 leader epoch (KIP-320), 6 flexible, 7 require stable (KIP-447), 8
+	// many groups (KIP-709), 9 member epoch and 10 topic ids (KIP-848).
+	same(KeyOffsetFetch, 1, 10),
 	// 1 transaction coordinators (KIP-98), 4 many keys (KIP-699), 5 abortable error
 	// (KIP-890), 6 share groups (KIP-932).
 	same(KeyFindCoordinator, 0, 6),
+	// 1 rebalance timeout (KIP-62), 4 member id required (KIP-394), 5 instance id
+	// (KIP-345), 6 flexible, 7 protocol type (KIP-559), 8 reason (KIP-800), 9 skip
+	// assignment (KIP-814).
+	same(KeyJoinGroup, 0, 9),
+	// 3 instance id (KIP-345), 4 flexible.
+	same(KeyHeartbeat, 0, 4),
+	// 3 many members (KIP-345), 4 flexible, 5 reason (KIP-800).
+	same(KeyLeaveGroup, 0, 5),
+	// 3 instance id (KIP-345), 4 flexible, 5 protocol (KIP-559).
+	same(KeySyncGroup, 0, 5),
+	// 3 authorized operations (KIP-430), 4 instance id (KIP-345), 5 flexible, 6 group id
+	// not found (KIP-1043).
+	same(KeyDescribeGroups, 0, 6),
+	// 3 flexible, 4 states (KIP-518), 5 types (KIP-848).
+	same(KeyListGroups, 0, 5),
 	// 3 client software and features (KIP-511, KIP-584), 4 features from 0
 	// (KIP-1022), 5 cluster and node id (KIP-1242).
 	same(KeyApiVersions, 0, 5),
@@ -92,8 +123,12 @@ var served = []versionRange{
 	same(KeyDescribeLogDirs, 1, 5),
 	// 2 flexible, 3 quotas (KIP-599).
 	same(KeyCreatePartitions, 0, 3),
+	// 2 flexible, 3 message (KIP-1331).
+	same(KeyDeleteGroups, 0, 3),
 	// 1 flexible.
 	same(KeyIncrementalAlterConfigs, 0, 1),
+	// 0 KIP-496.
+	same(KeyOffsetDelete, 0, 0),
 	// 0 KIP-700, 1 endpoint type (KIP-919), 2 fenced brokers (KIP-1073).
 	same(KeyDescribeCluster, 0, 2),
 	// 0 KIP-664.

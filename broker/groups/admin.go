@@ -1,0 +1,233 @@
+package groups
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
+)
+
+// Listing is a group in a list.
+type Listing struct {
+	Group, ProtocolType string
+	State               State
+}
+
+// List returns all groups, in order of their names.
+func (c *Coordinator) List() ([]Listing, error) {
+	live := map[string]Listing{}
+	c.each(func(g *group) { live[g.name] = Listing{g.name, g.protocolType, g.state} })
+	var all []Listing
+	err := c.storage.Scan([]byte(groupPrefix), func(key, value []byte) error {
+		name := strings.TrimPrefix(string(key), groupPrefix)
+		if _, ok := live[name]; ok {
+			return nil
+		}
+		row, _, err := decodeGroupHead(value)
+		if err == nil {
+			all = append(all, Listing{name, row.protocolType, Empty}) // one with members would be live
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range live {
+		if l.State != Dead {
+			all = append(all, l)
+		}
+	}
+	slices.SortFunc(all, func(a, b Listing) int { return cmp.Compare(a.Group, b.Group) })
+	return all, nil
+}
+
+// Description describes a group.
+type Description struct {
+	State        State
+	ProtocolType string
+	// Protocol is "" unless the group is Stable.
+	Protocol string
+	Members  []MemberDescription
+}
+
+// MemberDescription describes a member. Metadata and Assignment are nil unless the group is Stable.
+type MemberDescription struct {
+	MemberID, InstanceID, ClientID, ClientHost string
+	Metadata, Assignment                       []byte
+}
+
+// Describe describes a group. One that does not exist is Dead.
+func (c *Coordinator) Describe(group string) (Description, *kafkaproto.Error) {
+	if len(group) > maxGroupID {
+		return Description{}, nil
+	}
+	g, err := c.enter(group)
+	if err != nil {
+		return Description{}, asKafkaError(err)
+	}
+	defer c.leave(g)
+	d := Description{State: g.state, ProtocolType: g.protocolType}
+	if g.state == Stable {
+		d.Protocol = g.protocol
+	}
+	for _, m := range g.inOrder() {
+		described := MemberDescription{MemberID: m.id, InstanceID: m.instanceID, ClientID: m.clientID, ClientHost: m.clientHost}
+		if g.state == Stable {
+			described.Metadata, described.Assignment = m.metadata(g.protocol), m.assignment
+		}
+		d.Members = append(d.Members, described)
+	}
+	return d, nil
+}
+
+// DeleteGroup removes a group with its offsets. Errors: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, and those of the storage.
+func (c *Coordinator) DeleteGroup(group string) *Pending[*kafkaproto.Error] {
+	if len(group) > maxGroupID {
+		return answered(kafkaproto.ErrGroupIDNotFound)
+	}
+	g, err := c.enter(group)
+	if err != nil {
+		return answered(asKafkaError(err))
+	}
+	defer c.leave(g)
+	switch g.state {
+	case Dead:
+		return answered(kafkaproto.ErrGroupIDNotFound)
+	case Empty:
+		return g.delete()
+	}
+	return answered(kafkaproto.ErrNonEmptyGroup)
+}
+
+func (g *group) delete() *Pending[*kafkaproto.Error] {
+	p := newPending[*kafkaproto.Error]()
+	for id := range g.pending {
+		g.removePending(id)
+	}
+	g.vanish()
+	g.enqueue(&write{
+		prepare: func() ([]Change, error) {
+			changes := []Change{{Key: groupKey(g.name)}}
+			err := g.c.storage.Scan(offsetsKey(g.name), func(key, _ []byte) error {
+				changes = append(changes, Change{Key: slices.Clone(key)})
+				return nil
+			})
+			return changes, err
+		},
+		done: func(err error) {
+			if err == nil {
+				p.answer(nil)
+				return
+			}
+			g.reappear()
+			p.answer(asKafkaError(err))
+		},
+	})
+	return p
+}
+
+// vanish makes the group one that does not exist. The removal of its rows is to be queued before the lock is released.
+func (g *group) vanish() {
+	g.setState(Dead)
+	g.stored, g.unsaved = false, false
+	g.generation, g.protocolType, g.protocol, g.leader = 0, "", "", ""
+}
+
+// reappear undoes vanish after the removal has failed, unless the group was made again meanwhile.
+func (g *group) reappear() {
+	if g.state != Dead {
+		return
+	}
+	if g.loaded = false; g.load() == nil {
+		g.c.m.count(g.state, 1)
+	}
+}
+
+// Partition names a partition of a topic.
+type Partition struct {
+	Topic     string
+	Partition int32
+}
+
+// DeleteOffsets removes committed offsets. The answer has an error for each, or one for all. Errors: INVALID_GROUP_ID,
+// GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP if the group has members whose subscriptions are not known,
+// GROUP_SUBSCRIBED_TO_TOPIC for one, and those of the storage.
+func (c *Coordinator) DeleteOffsets(group string, partitions []Partition) *Pending[DeletedOffsets] {
+	fail := func(err *kafkaproto.Error) *Pending[DeletedOffsets] { return answered(DeletedOffsets{Err: err}) }
+	if !validGroupID(group) {
+		return fail(kafkaproto.ErrInvalidGroupID)
+	}
+	g, err := c.enter(group)
+	if err != nil {
+		return fail(asKafkaError(err))
+	}
+	defer c.leave(g)
+	switch {
+	case g.state == Dead:
+		return fail(kafkaproto.ErrGroupIDNotFound)
+	case g.state != Empty && g.protocolType != consumerProtocol:
+		return fail(kafkaproto.ErrNonEmptyGroup)
+	}
+	return g.deleteOffsets(partitions)
+}
+
+// DeletedOffsets is the answer to DeleteOffsets.
+type DeletedOffsets struct {
+	// Err is for all; Errs is nil then.
+	Err  *kafkaproto.Error
+	Errs []*kafkaproto.Error
+}
+
+func (g *group) deleteOffsets(partitions []Partition) *Pending[DeletedOffsets] {
+	subscribed := g.subscription()
+	errs := make([]*kafkaproto.Error, len(partitions))
+	var changes []Change
+	for i, p := range partitions {
+		if subscribed.has(p.Topic) {
+			errs[i] = kafkaproto.ErrGroupSubscribedToTopic
+			continue
+		}
+		changes = append(changes, Change{Key: offsetKey(g.name, p.Topic, p.Partition)})
+	}
+	if len(changes) == 0 {
+		return answered(DeletedOffsets{Errs: errs})
+	}
+	p := newPending[DeletedOffsets]()
+	g.enqueue(&write{changes: changes, done: func(err error) {
+		if err != nil {
+			p.answer(DeletedOffsets{Err: asKafkaError(err)})
+			return
+		}
+		p.answer(DeletedOffsets{Errs: errs})
+	}})
+	return p
+}
+
+// subscription is the set of topics that the members of a group read.
+type subscription struct {
+	topics map[string]bool
+	// unknown: the members' metadata cannot be read. They may read any topic.
+	unknown bool
+}
+
+func (s *subscription) has(topic string) bool { return s.unknown || s.topics[topic] }
+
+// subscription reads the members' metadata. Of a member that does not list the protocol of the generation, because it
+// joined since, any of what it lists must do.
+func (g *group) subscription() *subscription {
+	s := &subscription{topics: map[string]bool{}}
+	if len(g.members) > 0 && g.protocolType != consumerProtocol {
+		s.unknown = true
+	}
+	for _, m := range g.members {
+		metadata, ok := metadataFor(m.protocols, g.protocol)
+		if !ok {
+			metadata = m.protocols[0].Metadata
+		}
+		if subscribedTopics(metadata, func(topic []byte) { s.topics[string(topic)] = true }) != nil {
+			s.unknown = true
+		}
+	}
+	return s
+}

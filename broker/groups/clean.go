@@ -1,0 +1,151 @@
+package groups
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// maxCleaning is the most groups that a pass cleans at once. Each costs a goroutine and a place in the storage's next
+// commit.
+const maxCleaning = 128
+
+// cleanLoop makes a pass each CleanInterval.
+func (c *Coordinator) cleanLoop() {
+	timer := time.NewTicker(c.opts.CleanInterval)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-c.ctx.Done():
+			return
+		}
+		if err := c.Clean(c.ctx); err != nil && c.ctx.Err() == nil {
+			c.log.Warn("clean-up of groups failed; it is tried again at the next pass", zap.Error(err))
+		}
+	}
+}
+
+// Clean makes one pass: it removes offsets that have expired or whose topic is gone, and groups that have neither members
+// nor offsets then. It returns when all of that is done; failures of single groups are logged, and made up for by a later
+// pass.
+func (c *Coordinator) Clean(ctx context.Context) error {
+	var names []string
+	err := c.storage.Scan([]byte(groupPrefix), func(key, _ []byte) error {
+		names = append(names, strings.TrimPrefix(string(key), groupPrefix))
+		return ctx.Err()
+	})
+	if err != nil {
+		return err
+	}
+	var cleaning sync.WaitGroup
+	defer cleaning.Wait()
+	room := make(chan struct{}, maxCleaning)
+	for _, name := range names {
+		select {
+		case room <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		g, err := c.enter(name)
+		if err != nil { // logged by enter
+			<-room
+			continue
+		}
+		cleaning.Add(1)
+		g.clean(func() {
+			cleaning.Done()
+			<-room
+		})
+		c.leave(g)
+	}
+	return nil
+}
+
+// clean queues the clean-up of a group. What has expired is found when all writes before it are done, so that a commit
+// that is on its way is not taken for an old one; a commit that comes later is written later.
+func (g *group) clean(done func()) {
+	expired := g.expiry(time.Now())
+	removed := 0
+	var row []Change
+	if g.unsaved && g.state == Empty {
+		row = append(row, g.emptyRow())
+	}
+	g.enqueue(&write{
+		prepare: func() ([]Change, error) {
+			changes, left, err := g.findExpired(expired)
+			if err != nil {
+				return nil, err
+			}
+			removed = len(changes)
+			changes = append(changes, row...)
+			if left == 0 && g.tryVanish() {
+				changes = append(changes, Change{Key: groupKey(g.name)})
+			}
+			return changes, nil
+		},
+		done: func(err error) {
+			if err == nil {
+				g.c.m.expiredOffsets.Add(float64(removed))
+				g.unsaved = g.unsaved && len(row) == 0
+			} else {
+				g.reappear()
+			}
+			done()
+		},
+	})
+}
+
+// tryVanish makes an empty group without offsets one that does not exist, unless somebody has come for it meanwhile. It
+// is called by the writer.
+func (g *group) tryVanish() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.state != Empty || len(g.queue) > 0 || len(g.pending) > 0 {
+		return false
+	}
+	g.vanish()
+	return true
+}
+
+// expiry returns the rule by which offsets of the group expire now (Kafka: GroupMetadata.removeExpiredOffsets):
+//
+//   - no members, but there were some: by the time when the last one left;
+//   - never members: by the time of the commit;
+//   - a Stable group of consumers: by the time of the commit, if they do not read the topic;
+//   - otherwise not at all: in a rebalance it is not known what members read.
+func (g *group) expiry(now time.Time) func(topic string, row *offsetRow) bool {
+	retention, since := g.c.opts.OffsetRetention, g.since
+	byCommit := func(row *offsetRow) bool { return now.Sub(row.committed) >= retention }
+	switch {
+	case g.state == Empty && g.protocolType != "":
+		return func(string, *offsetRow) bool { return now.Sub(since) >= retention }
+	case g.state == Empty:
+		return func(_ string, row *offsetRow) bool { return byCommit(row) }
+	case g.state == Stable && g.protocolType == consumerProtocol:
+		subscribed := g.subscription()
+		return func(topic string, row *offsetRow) bool { return !subscribed.has(topic) && byCommit(row) }
+	}
+	return func(string, *offsetRow) bool { return false }
+}
+
+// findExpired returns the removal of offsets that have expired or whose topic is gone, and how many others there are.
+func (g *group) findExpired(expired func(string, *offsetRow) bool) (changes []Change, left int, err error) {
+	known := topicIDs{topics: g.c.topics}
+	err = g.c.scanOffsets(g.name, func(topic string, partition int32, row *offsetRow) error {
+		id, ok, err := known.get(topic)
+		if err != nil {
+			return err
+		}
+		if ok && id == row.topicID && !expired(topic, row) {
+			left++
+			return nil
+		}
+		changes = append(changes, Change{Key: offsetKey(g.name, topic, partition)})
+		return nil
+	})
+	return changes, left, err
+}

@@ -1,0 +1,232 @@
+package groups
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
+)
+
+// Storage keeps the rows. Its methods may be called from any goroutine.
+type Storage interface {
+	// Get returns a copy of a row. It sees every change whose Commit has returned without an error.
+	Get(key []byte) (value []byte, ok bool, err error)
+	// Scan calls fn for each row whose key begins with prefix, in key order. key and value are valid during the call.
+	Scan(prefix []byte, fn func(key, value []byte) error) error
+	// Commit makes the changes in order, all or none, and returns when they are durable. When ctx ends first it
+	// returns an error, and the changes may or may not be made; changes of a later call are then made after them. A
+	// *kafkaproto.Error is what clients are told.
+	Commit(ctx context.Context, changes []Change) error
+}
+
+// Change is a change of one row.
+type Change struct {
+	Key []byte
+	// Value of the row. Nil removes it.
+	Value []byte
+}
+
+// Topics tells which topics exist.
+type Topics interface {
+	// TopicID returns the id of a topic, which no later topic of that name will have; ok is false if there is none.
+	TopicID(topic string) (id [16]byte, ok bool, err error)
+}
+
+// Coordinator coordinates all groups of a store. It is made by [New]; its methods may be called from any goroutine.
+type Coordinator struct {
+	opts    Options
+	storage Storage
+	topics  Topics
+	log     *zap.Logger
+	m       *metrics
+
+	seed   maphash.Seed
+	shards [numShards]shard
+
+	// ctx ends when the coordinator is closed.
+	ctx    context.Context
+	cancel context.CancelFunc
+	// work counts the goroutines that write rows, and the cleaner.
+	work sync.WaitGroup
+	// draining is set before Drain looks at the groups, and closed before Close does: whoever finds a group
+	// afterwards sees them.
+	draining, closed atomic.Bool
+}
+
+const numShards = 64
+
+// shard is a part of the registry.
+type shard struct {
+	sync.Mutex
+	groups map[string]*group
+}
+
+// New loads the groups that have members, starts their session timers, and starts the cleaner. It reads every group's
+// row once; ctx bounds nothing after it has returned. The error tells what is wrong with opts, or which row cannot be
+// read.
+func New(ctx context.Context, opts Options, storage Storage, topics Topics) (*Coordinator, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	c := &Coordinator{opts: opts, storage: storage, topics: topics, log: opts.Logger, m: newMetrics(opts.Registerer), seed: maphash.MakeSeed()}
+	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	for i := range c.shards {
+		c.shards[i].groups = map[string]*group{}
+	}
+	if err := c.loadAll(); err != nil {
+		c.Close()
+		return nil, err
+	}
+	c.work.Go(c.cleanLoop)
+	return c, nil
+}
+
+func (c *Coordinator) loadAll() error {
+	var live []string
+	err := c.storage.Scan([]byte(groupPrefix), func(key, value []byte) error {
+		name := strings.TrimPrefix(string(key), groupPrefix)
+		row, err := decodeGroupRow(value)
+		if err != nil {
+			return fmt.Errorf("groups: row of group %q: %w", name, err)
+		}
+		if len(row.members) > 0 {
+			live = append(live, name)
+			c.m.count(Stable, 1)
+		} else {
+			c.m.count(Empty, 1)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, name := range live {
+		g, err := c.enter(name) // starts its timers
+		if err != nil {
+			return fmt.Errorf("groups: group %q: %w", name, err)
+		}
+		c.leave(g)
+	}
+	return nil
+}
+
+// Drain answers all requests that wait for other members with NOT_COORDINATOR, and from now on those that would have to.
+// Heartbeats and commits go on. It may be called many times.
+func (c *Coordinator) Drain() {
+	c.draining.Store(true)
+	c.each(func(g *group) { g.refuseWaiting(kafkaproto.ErrNotCoordinator) })
+}
+
+// Close drains, stops all timers, and waits until writes that are on their way have returned. Requests that come later
+// are answered with COORDINATOR_NOT_AVAILABLE. Members keep what is stored of them.
+func (c *Coordinator) Close() {
+	c.Drain()
+	c.closed.Store(true)
+	c.cancel()
+	c.each((*group).stopTimers)
+	c.work.Wait()
+}
+
+// each calls fn with every group in memory, locked, that is loaded.
+func (c *Coordinator) each(fn func(*group)) {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.Lock()
+		groups := make([]*group, 0, len(s.groups))
+		for _, g := range s.groups {
+			g.users++
+			groups = append(groups, g)
+		}
+		s.Unlock()
+		for _, g := range groups {
+			g.mu.Lock()
+			if g.loaded {
+				fn(g)
+			}
+			c.leave(g)
+		}
+	}
+}
+
+func (c *Coordinator) shardOf(name string) *shard {
+	return &c.shards[maphash.String(c.seed, name)%numShards]
+}
+
+// enter returns the group called name, loaded and locked. Follow it with leave. A group that does not exist is Dead. The
+// error is for clients.
+func (c *Coordinator) enter(name string) (*group, error) {
+	if c.closed.Load() {
+		return nil, kafkaproto.ErrCoordinatorNotAvailable
+	}
+	s := c.shardOf(name)
+	s.Lock()
+	g := s.groups[name]
+	if g == nil {
+		g = &group{c: c, name: name}
+		s.groups[name] = g
+	}
+	g.users++
+	s.Unlock()
+	g.mu.Lock()
+	if err := g.load(); err != nil {
+		c.leave(g)
+		c.log.Error("group cannot be loaded", zap.String("group", name), zap.Error(err))
+		return nil, asKafkaError(err)
+	}
+	return g, nil
+}
+
+// reenter locks a group for one of its timers. It returns false if the group is not in memory any more.
+func (c *Coordinator) reenter(g *group) bool {
+	s := c.shardOf(g.name)
+	s.Lock()
+	alive := s.groups[g.name] == g
+	if alive {
+		g.users++
+	}
+	s.Unlock()
+	if alive {
+		g.mu.Lock()
+	}
+	return alive
+}
+
+// leave unlocks a group, and forgets it if nobody else uses it and it is no more than its rows.
+func (c *Coordinator) leave(g *group) {
+	g.mu.Unlock()
+	s := c.shardOf(g.name)
+	s.Lock()
+	defer s.Unlock()
+	// With no users left nobody can be inside: every way to the group's lock counts a user first.
+	if g.users--; g.users == 0 && len(g.members) == 0 && len(g.pending) == 0 && g.state != PreparingRebalance && !g.unsaved {
+		if !g.stored {
+			g.setState(Dead) // it was never more than an intention
+		}
+		delete(s.groups, g.name)
+	}
+}
+
+// keep counts one more user of a group that is locked, for a goroutine that will leave it.
+func (c *Coordinator) keep(g *group) {
+	s := c.shardOf(g.name)
+	s.Lock()
+	g.users++
+	s.Unlock()
+}
+
+// asKafkaError returns what clients are told about an error of the storage. A change that took too long may be made all
+// the same, so clients must be able to try again.
+func asKafkaError(err error) *kafkaproto.Error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return kafkaproto.ErrCoordinatorNotAvailable
+	}
+	return kafkaproto.AsError(err)
+}
