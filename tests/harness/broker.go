@@ -247,7 +247,7 @@ func (b *Broker) get(ctx context.Context, path string) (status int, body string,
 	return resp.StatusCode, string(text), err
 }
 
-// Metric returns the value of a metric without labels.
+// Metric returns the value of a series, written as name{label="value"}.
 func (b *Broker) Metric(name string) float64 {
 	b.tb.Helper()
 	_, body := b.Get("/metrics")
@@ -260,7 +260,7 @@ func (b *Broker) Metric(name string) float64 {
 			return v
 		}
 	}
-	b.tb.Fatalf("harness: there is no metric %s", name)
+	b.tb.Fatalf("harness: there is no series %s", name)
 	return 0
 }
 
