@@ -14,14 +14,15 @@ import (
 //   - The list is that of the registered handlers. A request that is too new is answered by kafkaproto.
 //   - A client that believes it talks to another cluster or node (v5) is told to start over with REBOOTSTRAP_REQUIRED:
 //     its address now leads to a different broker.
+//   - Features are those of features.go.
 //
 // Versions:
 //
 //	3  client software, features (KIP-511, KIP-584)     5  cluster and node id (KIP-1242)
 //	4  features with a minimum of 0 (KIP-1022)
 //
-// Left out on purpose: the pattern that names of client software must match (a client that breaks it loses nothing), and
-// features. Advertising none keeps clients from using the protocol of transactions v2 or of new groups.
+// Left out on purpose: the pattern that names of client software must match (a client that breaks it loses nothing); keys
+// 71 and 72, because clients that do not find them send no metrics of theirs (KIP-714).
 func init() { register(kafkaproto.KeyApiVersions, direct(handleApiVersions)) }
 
 func handleApiVersions(b *Broker, _ context.Context, r *kafkaproto.Request) (kmsg.Response, error) {
@@ -29,6 +30,9 @@ func handleApiVersions(b *Broker, _ context.Context, r *kafkaproto.Request) (kms
 	resp := req.ResponseKind().(*kmsg.ApiVersionsResponse)
 	resp.ErrorCode, _ = errorFields(b.checkIdentity(req))
 	resp.ApiKeys = b.versions.ApiKeys(req.Version)
+	if req.Version >= 3 {
+		b.addFeatures(resp)
+	}
 	return resp, nil
 }
 

@@ -59,7 +59,7 @@ func handleCreateTopics(b *Broker, ctx context.Context, r *kafkaproto.Request) (
 // checkCreation checks one topic of a request, in Kafka's order.
 func (b *Broker) checkCreation(t *kmsg.CreateTopicsRequestTopic) (creation, *kafkaproto.Error) {
 	w := creation{name: t.Topic, partitions: t.NumPartitions}
-	if t.Topic == "__cluster_metadata" {
+	if t.Topic == clusterMetadata {
 		return w, kafkaproto.ErrInvalidRequest.WithMessage("creation of the internal topic %s is prohibited", t.Topic)
 	}
 	if _, err := b.topics.byName(t.Topic); err == nil {

@@ -10,12 +10,14 @@ import (
 	"github.com/brookletmq/brooklet/kafkaproto"
 )
 
-// DescribeConfigs (key 32), v1 to v4.
+// DescribeConfigs (key 32), v0 to v4.
 //
 // Behaviour:
 //   - Topics, and named streams by their name, report every config of topic_config.go, also at its default.
 //   - A broker reports the configs of broker_config.go, all of them read-only. The empty name is the cluster-wide dynamic
 //     defaults, of which there are none; any other name must be this broker's id.
+//   - Loggers of this broker, subscriptions to client metrics and groups have no configs: the answer is an empty list for
+//     every name that can be one of theirs, as Kafka does not ask either whether such a group or subscription exists.
 //   - A resource that is named more than once is answered once, by its first naming.
 //   - A null or empty list of names asks for all configs; names that do not exist are left out.
 //   - Synonyms run from the value in effect to the default.
@@ -24,7 +26,7 @@ import (
 //
 //	1  sources, synonyms (KIP-226)     3  types, documentation (KIP-569)
 //
-// Left out on purpose: loggers, client metrics and groups (INVALID_REQUEST).
+// v0 is served for Sarama, whose versions for Kafka 0.11 and 1.0 send it.
 func init() { register(kafkaproto.KeyDescribeConfigs, direct(handleDescribeConfigs)) }
 
 func handleDescribeConfigs(b *Broker, _ context.Context, r *kafkaproto.Request) (kmsg.Response, error) {
@@ -54,8 +56,15 @@ func (b *Broker) describeResource(r *kmsg.DescribeConfigsRequestResource) ([]des
 		return b.describeTopicConfigs(r.ResourceName)
 	case kmsg.ConfigResourceTypeBroker:
 		return b.describeBrokerConfigs(r.ResourceName)
+	case kmsg.ConfigResourceTypeBrokerLogger:
+		return nil, b.checkBrokerID(r.ResourceName)
+	case kmsg.ConfigResourceTypeClientMetrics, kmsg.ConfigResourceTypeGroupConfig:
+		if r.ResourceName == "" {
+			return nil, kafkaproto.ErrInvalidRequest.WithMessage("the name of the resource is empty")
+		}
+		return nil, nil
 	}
-	return nil, kafkaproto.ErrInvalidRequest.WithMessage("configs of resource type %d (%v) are not served: only topics and brokers have configs here", int8(r.ResourceType), r.ResourceType)
+	return nil, kafkaproto.ErrInvalidRequest.WithMessage("unknown resource type %d", int8(r.ResourceType))
 }
 
 // describedConfig is one config in effect.
@@ -105,13 +114,20 @@ func (c *topicConfig) describe(def *configDef) describedConfig {
 }
 
 func (b *Broker) describeBrokerConfigs(name string) ([]describedConfig, *kafkaproto.Error) {
-	switch name {
-	case "":
+	if name == "" {
 		return nil, nil
-	case strconv.Itoa(int(b.opts.NodeID)):
-		return b.opts.brokerConfigs(), nil
 	}
-	return nil, kafkaproto.ErrInvalidRequest.WithMessage("unexpected broker id %q: this broker's id is %d", name, b.opts.NodeID)
+	if err := b.checkBrokerID(name); err != nil {
+		return nil, err
+	}
+	return b.opts.brokerConfigs(), nil
+}
+
+func (b *Broker) checkBrokerID(name string) *kafkaproto.Error {
+	if name != strconv.Itoa(int(b.opts.NodeID)) {
+		return kafkaproto.ErrInvalidRequest.WithMessage("unexpected broker id %q: this broker's id is %d", name, b.opts.NodeID)
+	}
+	return nil
 }
 
 func (d *describedConfig) reply(req *kmsg.DescribeConfigsRequest) kmsg.DescribeConfigsResponseResourceConfig {

@@ -17,7 +17,8 @@ import (
 //     the list has already, and subtracting what it has not, changes nothing.
 //   - All entries of one resource take effect or none; resources do not depend on each other.
 //   - Retention is pushed to the topic's streams in the same transaction.
-//   - Configs of the broker cannot be changed: INVALID_REQUEST.
+//   - Configs of the broker cannot be changed: INVALID_REQUEST. Only deleting them succeeds, since none is set: tools that
+//     throttle replication clear their throttles that way, also if they never set any.
 //
 // Versions: 1 is flexible; nothing else changed.
 func init() { register(kafkaproto.KeyIncrementalAlterConfigs, direct(handleIncrementalAlterConfigs)) }
@@ -30,12 +31,28 @@ func handleIncrementalAlterConfigs(b *Broker, ctx context.Context, r *kafkaproto
 	}
 	items, errs := alterResources(b, ctx, req.Resources, key, req.ValidateOnly, b.editConfigs)
 	for i, err := range errs {
+		if b.onlyResetsBroker(items[i]) {
+			err = nil
+		}
 		a := kmsg.NewIncrementalAlterConfigsResponseResource()
 		a.ResourceType, a.ResourceName = items[i].ResourceType, items[i].ResourceName
 		a.ErrorCode, a.ErrorMessage = errorFields(err)
 		resp.Resources = append(resp.Resources, a)
 	}
 	return resp, nil
+}
+
+// onlyResetsBroker tells whether r deletes configs of this broker or of all brokers, and does nothing else.
+func (b *Broker) onlyResetsBroker(r *kmsg.IncrementalAlterConfigsRequestResource) bool {
+	if r.ResourceType != kmsg.ConfigResourceTypeBroker || r.ResourceName != "" && b.checkBrokerID(r.ResourceName) != nil {
+		return false
+	}
+	for _, c := range r.Configs {
+		if c.Op != kmsg.IncrementalAlterConfigOpDelete {
+			return false
+		}
+	}
+	return len(r.Configs) > 0
 }
 
 func (b *Broker) editConfigs(r *kmsg.IncrementalAlterConfigsRequestResource, overrides map[string]string) *kafkaproto.Error {

@@ -381,18 +381,21 @@ func TestAlterConfigsReplacesAll(t *testing.T) {
 	}
 }
 
-// refusedResource is one whose configs can be neither described nor altered, and why.
+// refusedResource is one whose configs cannot be described or altered, and why.
 type refusedResource struct {
 	kind kmsg.ConfigResourceType
 	name string
 	want *kafkaproto.Error
 }
 
+// refusedResources are those whose configs can be neither described nor altered.
 var refusedResources = []refusedResource{
 	{kmsg.ConfigResourceTypeTopic, "missing", kafkaproto.ErrUnknownTopicOrPartition},
 	{kmsg.ConfigResourceTypeTopic, "a b", kafkaproto.ErrInvalidTopic},
-	{kmsg.ConfigResourceTypeBrokerLogger, "1", kafkaproto.ErrInvalidRequest},
-	{kmsg.ConfigResourceTypeGroupConfig, "g", kafkaproto.ErrInvalidRequest},
+	{kmsg.ConfigResourceTypeBrokerLogger, "2", kafkaproto.ErrInvalidRequest},
+	{kmsg.ConfigResourceTypeGroupConfig, "", kafkaproto.ErrInvalidRequest},
+	{kmsg.ConfigResourceTypeClientMetrics, "", kafkaproto.ErrInvalidRequest},
+	{kmsg.ConfigResourceType(64), "x", kafkaproto.ErrInvalidRequest},
 }
 
 // What cannot be altered is refused alike by both requests.
@@ -403,6 +406,9 @@ func TestAlterConfigsResources(t *testing.T) {
 		{kmsg.ConfigResourceTypeTopic, "", kafkaproto.ErrInvalidRequest},
 		{kmsg.ConfigResourceTypeBroker, "", kafkaproto.ErrInvalidRequest},
 		{kmsg.ConfigResourceTypeBroker, "1", kafkaproto.ErrInvalidRequest},
+		{kmsg.ConfigResourceTypeBrokerLogger, "1", kafkaproto.ErrInvalidRequest},
+		{kmsg.ConfigResourceTypeGroupConfig, "g", kafkaproto.ErrInvalidRequest},
+		{kmsg.ConfigResourceTypeClientMetrics, "m", kafkaproto.ErrInvalidRequest},
 	}) {
 		incremental := kmsg.NewPtrIncrementalAlterConfigsRequest()
 		incremental.Resources = []kmsg.IncrementalAlterConfigsRequestResource{{ResourceType: tc.kind, ResourceName: tc.name}}
@@ -423,6 +429,28 @@ func TestAlterConfigsResources(t *testing.T) {
 		t.Fatalf("%d answers", len(resp.Resources))
 	}
 	wantCode(t, "twice", resp.Resources[0].ErrorCode, kafkaproto.ErrInvalidRequest)
+}
+
+// kafka-reassign-partitions clears the throttles of all brokers when it has verified a reassignment.
+func TestDeletingBrokerConfigsChangesNothing(t *testing.T) {
+	b := newAdminBroker(t, nil)
+	const name = "leader.replication.throttled.rate"
+	reset := kmsg.IncrementalAlterConfigsRequestResourceConfig{Name: name, Op: kmsg.IncrementalAlterConfigOpDelete}
+	for _, tc := range []struct {
+		what, broker string
+		configs      []kmsg.IncrementalAlterConfigsRequestResourceConfig
+		want         *kafkaproto.Error
+	}{
+		{"this broker", "1", []kmsg.IncrementalAlterConfigsRequestResourceConfig{reset}, nil},
+		{"all brokers", "", []kmsg.IncrementalAlterConfigsRequestResourceConfig{reset}, nil},
+		{"another broker", "2", []kmsg.IncrementalAlterConfigsRequestResourceConfig{reset}, kafkaproto.ErrInvalidRequest},
+		{"and setting one", "1", []kmsg.IncrementalAlterConfigsRequestResourceConfig{reset, edit(kmsg.IncrementalAlterConfigOpSet, "num.partitions", "2")}, kafkaproto.ErrInvalidRequest},
+	} {
+		req := altering(tc.broker, tc.configs...)
+		req.Resources[0].ResourceType = kmsg.ConfigResourceTypeBroker
+		resp := ask[*kmsg.IncrementalAlterConfigsResponse](b, 1, req)
+		wantCode(t, tc.what, resp.Resources[0].ErrorCode, tc.want)
+	}
 }
 
 // A named stream has retention and nothing else.
@@ -530,6 +558,30 @@ func TestDescribeConfigsOfBroker(t *testing.T) {
 	}
 	if dynamic := describe(b, kmsg.ConfigResourceTypeBroker, ""); len(dynamic) != 0 {
 		t.Errorf("cluster-wide dynamic configs: %v", dynamic)
+	}
+}
+
+// v0 has no source; it tells instead whether a config is at its default.
+func TestDescribeConfigsV0(t *testing.T) {
+	b := newAdminBroker(t, nil)
+	b.mustCreate("orders", 1, "retention.ms", "5000")
+	req := kmsg.NewPtrDescribeConfigsRequest()
+	req.Resources = []kmsg.DescribeConfigsRequestResource{{ResourceType: kmsg.ConfigResourceTypeTopic, ResourceName: "orders"}}
+	for _, c := range ask[*kmsg.DescribeConfigsResponse](b, 0, req).Resources[0].Configs {
+		if c.IsDefault == (c.Name == "retention.ms") || c.Value == nil {
+			t.Errorf("%s: %+v", c.Name, c)
+		}
+	}
+}
+
+func TestDescribeConfigsOfOthers(t *testing.T) {
+	b := newAdminBroker(t, nil)
+	for kind, name := range map[kmsg.ConfigResourceType]string{
+		kmsg.ConfigResourceTypeBrokerLogger: "1", kmsg.ConfigResourceTypeGroupConfig: "g", kmsg.ConfigResourceTypeClientMetrics: "m",
+	} {
+		if got := describe(b, kind, name); len(got) != 0 {
+			t.Errorf("%v %s: %v", kind, name, got)
+		}
 	}
 }
 

@@ -38,13 +38,43 @@ func TestApiVersionsIsTheRegister(t *testing.T) {
 		if !slices.Equal(keys, ServedKeys()) {
 			t.Errorf("v%d advertises %v, registered are %v", version, keys, ServedKeys())
 		}
-		if version >= 3 && (resp.FinalizedFeaturesEpoch != -1 || len(resp.SupportedFeatures) != 0) {
-			t.Errorf("v%d: features %+v", version, resp)
-		}
 	}
 	for _, key := range []int16{3, 10, 18, 19, 20, 22, 32, 33, 35, 37, 44, 60, 75} {
 		if !slices.Contains(ServedKeys(), key) {
 			t.Errorf("%s is not served", kmsg.NameForKey(key))
+		}
+	}
+}
+
+// Tools show the features. A client must find transaction.version nowhere, and group.version with the API that it stands
+// for only.
+func TestApiVersionsFeatures(t *testing.T) {
+	b := newAdminBroker(t, nil)
+	newGroups := slices.Contains(ServedKeys(), int16(kmsg.ConsumerGroupHeartbeat))
+	for version := int16(0); version <= 5; version++ {
+		resp := ask[*kmsg.ApiVersionsResponse](b, version, kmsg.NewPtrApiVersionsRequest())
+		if version < 3 {
+			continue // there is no room for features
+		}
+		var supported, finalized []string
+		for _, f := range resp.SupportedFeatures {
+			if f.MinVersion == 0 && version < 4 || f.MinVersion > f.MaxVersion {
+				t.Errorf("v%d: %s is supported from %d to %d", version, f.Name, f.MinVersion, f.MaxVersion)
+			}
+			supported = append(supported, f.Name)
+		}
+		for _, f := range resp.FinalizedFeatures {
+			if f.MinVersionLevel < 1 || f.MinVersionLevel != f.MaxVersionLevel {
+				t.Errorf("v%d: levels %d to %d of %s", version, f.MinVersionLevel, f.MaxVersionLevel, f.Name)
+			}
+			finalized = append(finalized, f.Name)
+		}
+		want := []string{"metadata.version"}
+		if newGroups {
+			want = []string{"group.version", "metadata.version"}
+		}
+		if resp.FinalizedFeaturesEpoch < 0 || !slices.Equal(finalized, want) || version >= 4 && !slices.Equal(supported, want) {
+			t.Errorf("v%d: supported %v, finalized %v at epoch %d", version, supported, finalized, resp.FinalizedFeaturesEpoch)
 		}
 	}
 }

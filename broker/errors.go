@@ -39,6 +39,15 @@ var storeErrors = []struct {
 
 var errBackpressure = kafkaproto.ErrNotEnoughReplicas.WithMessage("the object store is behind, or the local disk is nearly full; nothing was written, try again")
 
+// Errors that only requests for administration are answered with.
+var (
+	errLogDirNotFound           = &kafkaproto.Error{Code: 57, Name: "LOG_DIR_NOT_FOUND", Message: "there is no such log directory: the only one is " + logDir}
+	errElectionNotNeeded        = &kafkaproto.Error{Code: 84, Name: "ELECTION_NOT_NEEDED", Message: "the preferred leader leads the partition already"}
+	errNoReassignmentInProgress = &kafkaproto.Error{Code: 85, Name: "NO_REASSIGNMENT_IN_PROGRESS", Message: "no partition reassignment is in progress"}
+	errInvalidUpdateVersion     = &kafkaproto.Error{Code: 95, Name: "INVALID_UPDATE_VERSION", Message: "the level of the feature cannot be changed"}
+	errBrokerIDNotRegistered    = &kafkaproto.Error{Code: 102, Name: "BROKER_ID_NOT_REGISTERED", Message: "no broker with this id is registered"}
+)
+
 // Errors of DescribeCluster (KIP-919).
 var (
 	errMismatchedEndpointType  = &kafkaproto.Error{Code: 114, Name: "MISMATCHED_ENDPOINT_TYPE", Message: "this is an endpoint for brokers, not for controllers"}

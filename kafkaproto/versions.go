@@ -9,35 +9,48 @@ import (
 
 // API keys, named as in kmsg. They are typed as the wire has them.
 const (
-	KeyProduce                 int16 = 0
-	KeyFetch                   int16 = 1
-	KeyListOffsets             int16 = 2
-	KeyMetadata                int16 = 3
-	KeyOffsetCommit            int16 = 8
-	KeyOffsetFetch             int16 = 9
-	KeyFindCoordinator         int16 = 10
-	KeyJoinGroup               int16 = 11
-	KeyHeartbeat               int16 = 12
-	KeyLeaveGroup              int16 = 13
-	KeySyncGroup               int16 = 14
-	KeyDescribeGroups          int16 = 15
-	KeyListGroups              int16 = 16
-	KeyApiVersions             int16 = 18
-	KeyCreateTopics            int16 = 19
-	KeyDeleteTopics            int16 = 20
-	KeyDeleteRecords           int16 = 21
-	KeyInitProducerID          int16 = 22
-	KeyOffsetForLeaderEpoch    int16 = 23
-	KeyDescribeConfigs         int16 = 32
-	KeyAlterConfigs            int16 = 33
-	KeyDescribeLogDirs         int16 = 35
-	KeyCreatePartitions        int16 = 37
-	KeyDeleteGroups            int16 = 42
-	KeyIncrementalAlterConfigs int16 = 44
-	KeyOffsetDelete            int16 = 47
-	KeyDescribeCluster         int16 = 60
-	KeyDescribeProducers       int16 = 61
-	KeyDescribeTopicPartitions int16 = 75
+	KeyProduce                    int16 = 0
+	KeyFetch                      int16 = 1
+	KeyListOffsets                int16 = 2
+	KeyMetadata                   int16 = 3
+	KeyOffsetCommit               int16 = 8
+	KeyOffsetFetch                int16 = 9
+	KeyFindCoordinator            int16 = 10
+	KeyJoinGroup                  int16 = 11
+	KeyHeartbeat                  int16 = 12
+	KeyLeaveGroup                 int16 = 13
+	KeySyncGroup                  int16 = 14
+	KeyDescribeGroups             int16 = 15
+	KeyListGroups                 int16 = 16
+	KeyApiVersions                int16 = 18
+	KeyCreateTopics               int16 = 19
+	KeyDeleteTopics               int16 = 20
+	KeyDeleteRecords              int16 = 21
+	KeyInitProducerID             int16 = 22
+	KeyOffsetForLeaderEpoch       int16 = 23
+	KeyDescribeACLs               int16 = 29
+	KeyCreateACLs                 int16 = 30
+	KeyDeleteACLs                 int16 = 31
+	KeyDescribeConfigs            int16 = 32
+	KeyAlterConfigs               int16 = 33
+	KeyAlterReplicaLogDirs        int16 = 34
+	KeyDescribeLogDirs            int16 = 35
+	KeyCreatePartitions           int16 = 37
+	KeyDeleteGroups               int16 = 42
+	KeyElectLeaders               int16 = 43
+	KeyIncrementalAlterConfigs    int16 = 44
+	KeyAlterPartitionAssignments  int16 = 45
+	KeyListPartitionReassignments int16 = 46
+	KeyOffsetDelete               int16 = 47
+	KeyDescribeClientQuotas       int16 = 48
+	KeyAlterClientQuotas          int16 = 49
+	KeyDescribeQuorum             int16 = 55
+	KeyUpdateFeatures             int16 = 57
+	KeyDescribeCluster            int16 = 60
+	KeyDescribeProducers          int16 = 61
+	KeyUnregisterBroker           int16 = 64
+	KeyListConfigResources        int16 = 74
+	KeyDescribeTopicPartitions    int16 = 75
 )
 
 // versionRange is what is served of one API.
@@ -50,9 +63,10 @@ type versionRange struct {
 // served lists all APIs this package can carry, by key. Minimums are those of Kafka
 // 4.0 (KIP-896) or lower, where clients in use still start lower: Metadata and
 // FindCoordinator 0 (kafka-python, Sarama), JoinGroup, CreateTopics and DeleteTopics
-// 0 or 1 (segmentio kafka-go). The oldest clients served are therefore those that speak record batches
-// (Kafka 0.11). ListOffsets v0, which answers with a list of segment starts and not
-// with an offset, is not served; its senders are clients older than 0.10.1.
+// 0 or 1 (segmentio kafka-go), DescribeConfigs 0 (Sarama). The oldest clients served
+// are therefore those that speak record batches (Kafka 0.11). ListOffsets v0, which
+// answers with a list of segment starts and not with an offset, is not served; its
+// senders are clients older than 0.10.1.
 //
 // To serve a newer version, raise max and note the KIP; to serve another API, add a
 // row. kmsg must know the version: a test holds the table against it.
@@ -115,24 +129,47 @@ var served = []versionRange{
 	same(KeyInitProducerID, 0, 5),
 	// 2 current leader epoch (KIP-320), 3 replica id (KIP-392), 4 flexible.
 	same(KeyOffsetForLeaderEpoch, 2, 4),
+	// 1 pattern type (KIP-290), 2 flexible, 3 user resource (KIP-373).
+	same(KeyDescribeACLs, 1, 3),
+	same(KeyCreateACLs, 1, 3),
+	same(KeyDeleteACLs, 1, 3),
 	// 1 synonyms (KIP-226), 3 types and documentation (KIP-569), 4 flexible.
-	same(KeyDescribeConfigs, 1, 4),
+	same(KeyDescribeConfigs, 0, 4),
 	// 2 flexible.
 	same(KeyAlterConfigs, 0, 2),
+	// 2 flexible.
+	same(KeyAlterReplicaLogDirs, 1, 2),
 	// 3 error at top, 4 volume sizes (KIP-827), 5 cordoned directories (KIP-1066).
 	same(KeyDescribeLogDirs, 1, 5),
 	// 2 flexible, 3 quotas (KIP-599).
 	same(KeyCreatePartitions, 0, 3),
 	// 2 flexible, 3 message (KIP-1331).
 	same(KeyDeleteGroups, 0, 3),
+	// 1 election type (KIP-460), 2 flexible.
+	same(KeyElectLeaders, 0, 2),
 	// 1 flexible.
 	same(KeyIncrementalAlterConfigs, 0, 1),
+	// 1 change of the replication factor (KIP-860).
+	same(KeyAlterPartitionAssignments, 0, 1),
+	// 0 KIP-455.
+	same(KeyListPartitionReassignments, 0, 0),
 	// 0 KIP-496.
 	same(KeyOffsetDelete, 0, 0),
+	// 1 flexible.
+	same(KeyDescribeClientQuotas, 0, 1),
+	same(KeyAlterClientQuotas, 0, 1),
+	// 1 fetch times (KIP-836), 2 directory ids and nodes (KIP-853).
+	same(KeyDescribeQuorum, 0, 2),
+	// 1 validate only (KIP-778), 2 no results per feature (KIP-1022).
+	same(KeyUpdateFeatures, 0, 2),
 	// 0 KIP-700, 1 endpoint type (KIP-919), 2 fenced brokers (KIP-1073).
 	same(KeyDescribeCluster, 0, 2),
 	// 0 KIP-664.
 	same(KeyDescribeProducers, 0, 0),
+	// 0 KIP-631.
+	same(KeyUnregisterBroker, 0, 0),
+	// 0 client metrics (KIP-714), 1 all types (KIP-1142).
+	same(KeyListConfigResources, 0, 1),
 	// 0 KIP-966.
 	same(KeyDescribeTopicPartitions, 0, 0),
 }

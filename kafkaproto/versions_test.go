@@ -56,7 +56,9 @@ func TestVersionsThatClientsDependOn(t *testing.T) {
 		{KeyFetch, 10, "librdkafka's test for zstd"},
 		{KeyListOffsets, 1, "kafka-python 2.0"},
 		{KeyOffsetForLeaderEpoch, 2, "librdkafka, this version only"},
+		{KeyDescribeConfigs, 0, "Sarama with the version of Kafka 0.11 or 1.0"},
 		{KeyDescribeConfigs, 1, "librdkafka"},
+		{KeyDescribeACLs, 2, "kafka-python 2.0's test for Kafka 2.5"},
 		{KeyAlterConfigs, 1, "kafkajs 2.2"},
 		{KeyApiVersions, 0, "kafka-python 2.0"},
 	} {
