@@ -30,9 +30,16 @@ func oneRecord() []byte {
 	return harness.Batch(noCompression, harness.Record{Key: []byte("key"), Value: []byte("value"), Timestamp: day.UnixMilli()})
 }
 
-// request returns a valid request that succeeds. Fields that a version does not have are not sent.
+// request returns a request that succeeds. Fields that a version does not have are not sent.
 func (s *subject) request(key, version int16) kmsg.Request {
-	req := kmsg.RequestForKey(key)
+	req, _ := s.tryRequest(key, version)
+	return req
+}
+
+// tryRequest returns a well-formed request and whether it succeeds. Some need more than one connection can prepare, such
+// as membership of a group.
+func (s *subject) tryRequest(key, version int16) (req kmsg.Request, succeeds bool) {
+	req = kmsg.RequestForKey(key)
 	fill(reflect.ValueOf(req).Elem())
 	req.SetVersion(version)
 	switch r := req.(type) {
@@ -55,6 +62,13 @@ func (s *subject) request(key, version int16) kmsg.Request {
 		topic := kmsg.NewMetadataRequestTopic()
 		topic.Topic = &s.name
 		r.Topics = []kmsg.MetadataRequestTopic{topic}
+	case *kmsg.OffsetCommitRequest: // of a consumer that is in no group
+		r.Group, r.Generation, r.MemberID, r.InstanceID, r.RetentionTimeMillis = s.name, -1, "", nil, -1
+		r.Topics[0].Topic, r.Topics[0].TopicID = s.name, s.id
+	case *kmsg.OffsetFetchRequest:
+		r.Group, r.Topics[0].Topic = s.name, s.name
+		r.Groups[0].Group, r.Groups[0].MemberID, r.Groups[0].MemberEpoch = s.name, nil, -1
+		r.Groups[0].Topics[0].Topic, r.Groups[0].Topics[0].TopicID = s.name, s.id
 	case *kmsg.FindCoordinatorRequest:
 		r.CoordinatorType = 0
 	case *kmsg.ApiVersionsRequest:
@@ -99,8 +113,10 @@ func (s *subject) request(key, version int16) kmsg.Request {
 		r.Topics[0].Topic = s.name
 	case *kmsg.DescribeTopicPartitionsRequest:
 		r.Topics[0].Topic, r.ResponsePartitionLimit, r.Cursor = s.name, 100, nil
+	default:
+		return req, false
 	}
-	return req
+	return req, true
 }
 
 func (s *subject) freshName() string { return fmt.Sprintf("%s-%d", s.name, s.fresh) }
