@@ -106,7 +106,7 @@ func TestFencedWithUploadsInFlight(t *testing.T) {
 				bucket := objstore.NewMemory()
 				a := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
 				id := mustCreate(t, a.Store, "s")
-				mustFlush(t, a.Store) // 2
+				flushOne(t, a.Store) // 2
 				first, second := newGate(t), newGate(t)
 				if arrived {
 					gateCreates(a.faults, map[uint64]*gate{4: second}, map[uint64]*gate{3: first})
@@ -139,7 +139,7 @@ func TestFencedWithUploadsInFlight(t *testing.T) {
 					want, aside = []string{"one", "three"}, []string{"two"}
 				}
 				mustAppend(t, b.Store, id, simpleBatch("three"))
-				mustFlush(t, b.Store)
+				flushOne(t, b.Store)
 				a.stop()
 				b.stop()
 
@@ -169,7 +169,7 @@ func TestFencedLocalWriter(t *testing.T) {
 		a := startProcess(t, bucket, vfs.NewCrashableMem(), nil)
 		id := mustCreate(t, a.Store, "s")
 		mustWait(t, mustAppend(t, a.Store, id, simpleBatch("0")))
-		mustFlush(t, a.Store)
+		flushOne(t, a.Store)
 		b := startProcess(t, bucket, vfs.NewCrashableMem(), nil)
 		mustWait(t, mustAppend(t, a.Store, id, simpleBatch("1")))
 		if err := a.Flush(context.Background()); !errors.Is(err, ErrFenced) {
@@ -200,7 +200,7 @@ func TestConcurrentClaims(t *testing.T) {
 		fast := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
 		id := mustCreate(t, fast.Store, "s")
 		mustAppend(t, fast.Store, id, simpleBatch("fast"))
-		mustFlush(t, fast.Store)
+		flushOne(t, fast.Store)
 		claim.open()
 		p := <-slow
 		if p.Recovery().Epoch != fast.Recovery().Epoch+1 || p.Recovery().Commit != 5 {
@@ -222,7 +222,7 @@ func TestClaimBelowTheEnd(t *testing.T) {
 					bucket := objstore.NewMemory()
 					old := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
 					id := mustCreate(t, old.Store, "s")
-					mustFlush(t, old.Store) // 2
+					flushOne(t, old.Store) // 2
 					faults := faulty.New(bucket, 1)
 					claim := newGate(t)
 					gateCreates(faults, map[uint64]*gate{3: claim}, nil)
@@ -240,7 +240,7 @@ func TestClaimBelowTheEnd(t *testing.T) {
 					}
 					for i := range 4 {
 						mustAppend(t, p.Store, id, simpleBatch(fmt.Sprint(i)))
-						mustFlush(t, p.Store)
+						flushOne(t, p.Store)
 					}
 					for _, number := range gone {
 						if err := bucket.Delete(context.Background(), logName(0, number)); err != nil {
@@ -264,7 +264,7 @@ func TestLeftOverOfDeadWriter(t *testing.T) {
 		bucket := objstore.NewMemory()
 		a := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
 		id := mustCreate(t, a.Store, "s")
-		mustFlush(t, a.Store) // 2
+		flushOne(t, a.Store) // 2
 		never := newGate(t)
 		gateCreates(a.faults, map[uint64]*gate{3: never}, nil)
 		for _, payload := range []string{"never arrived", "left over"} {
@@ -276,7 +276,7 @@ func TestLeftOverOfDeadWriter(t *testing.T) {
 		b := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
 		for _, payload := range []string{"x", "y"} {
 			mustAppend(t, b.Store, id, simpleBatch(payload))
-			mustFlush(t, b.Store)
+			flushOne(t, b.Store)
 		}
 		b.stop()
 		log := readLog(t, bucket)
@@ -302,7 +302,7 @@ func TestLeftOverOfOwnCrash(t *testing.T) {
 		bucket := objstore.NewMemory()
 		a := startProcess(t, bucket, vfs.NewCrashableMem(), nil)
 		id := mustCreate(t, a.Store, "s")
-		mustFlush(t, a.Store) // 2
+		flushOne(t, a.Store) // 2
 		never := newGate(t)
 		gateCreates(a.faults, map[uint64]*gate{3: never}, nil)
 		want := []string{"one", "two"}
@@ -314,7 +314,7 @@ func TestLeftOverOfOwnCrash(t *testing.T) {
 		if got := readStream(t, p.Store, "s"); !slices.Equal(got, want) || p.Recovery().TailAppends != 2 {
 			t.Errorf("read %q, recovery %+v", got, p.Recovery())
 		}
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 		p.stop()
 		if got := readFresh(t, bucket, "s"); !slices.Equal(got, want) {
 			t.Errorf("another disk has %q", got)
@@ -332,7 +332,7 @@ func TestZombieTakesNumber(t *testing.T) {
 				bucket := objstore.NewMemory()
 				a := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
 				id := mustCreate(t, a.Store, "s")
-				mustFlush(t, a.Store) // 2
+				flushOne(t, a.Store) // 2
 				gates := map[uint64]*gate{3: newGate(t), 4: newGate(t), 5: newGate(t)}
 				gateCreates(a.faults, gates, nil)
 				for range 3 {
@@ -364,7 +364,7 @@ func TestZombieTakesNumber(t *testing.T) {
 					mustWait(t, a)
 				}
 				mustAppend(t, b.Store, id, simpleBatch("after"))
-				mustFlush(t, b.Store)
+				flushOne(t, b.Store)
 				want = append(want, "after")
 				b.stop()
 				log := readLog(t, bucket)
@@ -403,7 +403,7 @@ func TestSlowUploadLooksForNewerWriter(t *testing.T) {
 					o.Durability, o.FenceCheckAfter = Remote, time.Nanosecond
 				})
 				id := mustCreate(t, a.Store, "s")
-				mustFlush(t, a.Store) // 2
+				flushOne(t, a.Store) // 2
 				put := newGate(t)
 				gateCreates(a.faults, map[uint64]*gate{3: put}, nil)
 				appended := mustAppend(t, a.Store, id, simpleBatch("slow"))
@@ -412,7 +412,7 @@ func TestSlowUploadLooksForNewerWriter(t *testing.T) {
 				if fenced {
 					b := startProcess(t, bucket, vfs.NewCrashableMem(), remote) // claims 3
 					mustAppend(t, b.Store, id, simpleBatch("b"))
-					mustFlush(t, b.Store) // 4
+					flushOne(t, b.Store) // 4
 					// As if covered by a checkpoint and cleaned up.
 					if err := bucket.Delete(context.Background(), logName(0, 3)); err != nil {
 						t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -110,6 +111,22 @@ func mustFlush(t testing.TB, s *Store) {
 	if err := s.Flush(context.Background()); err != nil {
 		t.Fatalf("Flush: %v", err)
 	}
+}
+
+// flushOne flushes what was appended, all of it in one commit. For use in a bubble.
+func flushOne(t testing.TB, s *Store) {
+	t.Helper()
+	synctest.Wait() // all is in the database
+	mustFlush(t, s)
+}
+
+// startFlush begins to flush what was appended in one commit, and returns when its
+// upload is on the way, or done.
+func startFlush(t testing.TB, p *process) {
+	t.Helper()
+	synctest.Wait()
+	go func() { _ = p.Flush(context.Background()) }()
+	synctest.Wait()
 }
 
 // readAll returns all batches of a stream from offset on.

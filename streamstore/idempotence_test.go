@@ -41,7 +41,7 @@ func TestIdleProducerBeginsAnew(t *testing.T) {
 				for i := range int32(7) {
 					mustWait(t, mustAppend(t, p.Store, id, idempotent(0, i).encode()))
 				}
-				mustFlush(t, p.Store)
+				flushOne(t, p.Store)
 				time.Sleep(p.opts.ProducerExpiry)
 				if _, err := tryAppend(p.Store, id, idempotent(0, 20)); !errors.Is(err, ErrOutOfOrderSequence) {
 					t.Errorf("just before expiry: %v", err)
@@ -53,12 +53,12 @@ func TestIdleProducerBeginsAnew(t *testing.T) {
 					p = startProcess(t, bucket, p.fs, quickExpiry)
 				case "trimmed":
 					mustCommit(t, p.Store, func(txn *Txn) { txn.Trim(id, 7) })
-					mustFlush(t, p.Store)
+					flushOne(t, p.Store)
 				case "expired by retention pass":
 					if err := p.Expire(context.Background()); err != nil {
 						t.Fatal(err)
 					}
-					mustFlush(t, p.Store)
+					flushOne(t, p.Store)
 				}
 				a, err := tryAppend(p.Store, id, idempotent(0, 20))
 				if err != nil || a.Duplicate || a.BaseOffset != 7 {
@@ -86,7 +86,7 @@ func TestProducerReturnsWhileItExpires(t *testing.T) {
 				p := startProcess(t, bucket, vfs.NewCrashableMem(), quickExpiry)
 				id := mustCreate(t, p.Store, "s")
 				mustAppend(t, p.Store, id, idempotent(0, 0).encode())
-				mustFlush(t, p.Store)
+				flushOne(t, p.Store)
 				time.Sleep(p.opts.ProducerExpiry + time.Minute)
 				expire := func() {
 					if err := p.Expire(context.Background()); err != nil {
@@ -103,12 +103,12 @@ func TestProducerReturnsWhileItExpires(t *testing.T) {
 				case "one commit apart":
 					stale := producerRef{id, 7}
 					mustAppend(t, p.Store, id, idempotent(0, 1).encode())
-					mustFlush(t, p.Store)
+					flushOne(t, p.Store)
 					if err := p.queueExpiredProducers(context.Background(), []producerRef{stale}); err != nil {
 						t.Fatal(err)
 					}
 				}
-				mustFlush(t, p.Store)
+				flushOne(t, p.Store)
 				p.stop()
 				p = startProcess(t, bucket, vfs.NewCrashableMem(), quickExpiry)
 				if a, err := tryAppend(p.Store, id, idempotent(0, 1)); err != nil || !a.Duplicate || a.BaseOffset != 1 {
@@ -128,12 +128,12 @@ func TestExpiredProducersAreForgotten(t *testing.T) {
 		for i := range int64(producers) {
 			mustAppend(t, p.Store, id, batchSpec{producer: 100 + i}.encode())
 		}
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 		if list, err := p.Producers(id); err != nil || len(list) != producers {
 			t.Fatalf("%d producers, %v", len(list), err)
 		}
 		time.Sleep(p.opts.ProducerExpiry + 2*p.opts.RetentionInterval)
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 		if n := countRows(t, p.Store, prefixProducer); n != 0 {
 			t.Errorf("%d producer rows are left", n)
 		}
@@ -186,13 +186,13 @@ func TestRememberedBatches(t *testing.T) {
 		for i := range int32(8) {
 			mustWait(t, mustAppend(t, p.Store, id, idempotent(0, i).encode()))
 			if i == 5 {
-				mustFlush(t, p.Store) // so that the five lie on both sides
+				flushOne(t, p.Store) // so that the five lie on both sides
 			}
 		}
 		check(t, p.Store, id)
 		p = startProcess(t, bucket, p.kill(), nil)
 		check(t, p.Store, id)
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 		check(t, p.Store, id)
 		p.stop()
 		p = startProcess(t, bucket, p.fs, nil)
@@ -228,7 +228,7 @@ func TestSequenceWraps(t *testing.T) {
 				t.Fatalf("sequence %d: %+v, %v", step.spec.sequence, a, err)
 			}
 		}
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 		p.stop()
 		p = startProcess(t, bucket, vfs.NewCrashableMem(), nil)
 		for _, step := range steps {
@@ -293,7 +293,7 @@ func TestProducerEpochs(t *testing.T) {
 		if err != nil || !a.Duplicate || a.BaseOffset != 5 {
 			t.Errorf("the duplicate: %+v, %v", a, err)
 		}
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 		want := []string{"3.0", "3.1", "3.2", "4.0", "4.1", "4.2"}
 		if got := readStream(t, p.Store, "s"); !slices.Equal(got, want) {
 			t.Errorf("read %q, want %q", got, want)

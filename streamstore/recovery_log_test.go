@@ -23,7 +23,7 @@ func fillLog(t *testing.T, bucket objstore.Bucket, n int) *vfs.MemFS {
 	id := mustCreate(t, p.Store, "s")
 	for i := range n {
 		mustAppend(t, p.Store, id, simpleBatch(fmt.Sprint(i)))
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 	}
 	p.stop()
 	return p.fs
@@ -83,7 +83,7 @@ func TestHoleOfFencedWriterIsNotMissing(t *testing.T) {
 		a := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
 		id := mustCreate(t, a.Store, "s")
 		mustAppend(t, a.Store, id, simpleBatch("0"))
-		mustFlush(t, a.Store) // 2
+		flushOne(t, a.Store) // 2
 		// Of numbers 3, 4 and 5 only 5 arrives.
 		lost := newGate(t)
 		gateCreates(a.faults, map[uint64]*gate{3: lost, 4: lost}, nil)
@@ -112,14 +112,6 @@ func TestHoleOfFencedWriterIsNotMissing(t *testing.T) {
 			t.Errorf("read %q", got)
 		}
 	})
-}
-
-// startFlush begins a flush of everything and returns when its upload is on the
-// way, or done.
-func startFlush(t *testing.T, p *process) {
-	t.Helper()
-	go func() { _ = p.Flush(context.Background()) }()
-	synctest.Wait()
 }
 
 // Bytes that are no commit, or only a part of one, stop Open with a message that
@@ -171,7 +163,7 @@ func TestDamagedLogObject(t *testing.T) {
 						batch = big.encode()
 					}
 					mustAppend(t, p.Store, id, batch)
-					mustFlush(t, p.Store) // 4
+					flushOne(t, p.Store) // 4
 					p.stop()
 					if err := c.do(bucket, logName(0, 4)); err != nil {
 						t.Fatal(err)

@@ -28,12 +28,12 @@ func TestRecoverFromAnyDisk(t *testing.T) {
 			mustWait(t, mustAppend(t, p.Store, id, simpleBatch(want[i])))
 			disk() // with a tail
 			mustCommit(t, p.Store, func(txn *Txn) { txn.Set([]byte("key"), []byte(want[i])) })
-			mustFlush(t, p.Store)
+			flushOne(t, p.Store)
 			mustWait(t, mustAppend(t, p.Store, mustCreate(t, p.Store, fmt.Sprint("t", i)), simpleBatch("t")))
-			mustFlush(t, p.Store)
+			flushOne(t, p.Store)
 			// What a flush changes on the disk is synced with the next append only.
 			mustCommit(t, p.Store, func(txn *Txn) { txn.Set([]byte("other"), []byte("x")) })
-			mustFlush(t, p.Store)
+			flushOne(t, p.Store)
 			disk()
 		}
 		disks = append(disks, p.kill(), vfs.NewCrashableMem())
@@ -96,7 +96,7 @@ func TestOwnCommitLandsAtCrash(t *testing.T) {
 					bucket := objstore.NewMemory()
 					p := startProcess(t, bucket, vfs.NewCrashableMem(), nil)
 					ids := map[string]StreamID{"a": mustCreate(t, p.Store, "a")}
-					mustFlush(t, p.Store) // 2
+					flushOne(t, p.Store) // 2
 					put := newGate(t)
 					if landed {
 						gateCreates(p.faults, nil, map[uint64]*gate{3: put})
@@ -115,7 +115,7 @@ func TestOwnCommitLandsAtCrash(t *testing.T) {
 					if got := describeAll(t, p.Store); got != want {
 						t.Fatalf("after the crash:\n%s\nwant:\n%s", got, want)
 					}
-					mustFlush(t, p.Store)
+					flushOne(t, p.Store)
 					if got := describeAll(t, p.Store); got != want {
 						t.Fatalf("after the flush:\n%s\nwant:\n%s", got, want)
 					}
@@ -192,7 +192,7 @@ func TestTrimInsideBatch(t *testing.T) {
 				check("in the tail")
 				p = startProcess(t, bucket, p.kill(), nil)
 				check("in the tail after a crash")
-				mustFlush(t, p.Store)
+				flushOne(t, p.Store)
 				check("in the bucket")
 				p.stop()
 				p = startProcess(t, bucket, p.fs, nil)
@@ -218,7 +218,7 @@ func TestLookUpByTime(t *testing.T) {
 		for i, ts := range times {
 			mustWait(t, mustAppend(t, p.Store, id, batchSpec{timestamp: ts}.encode()))
 			if i == 2 || i == 5 {
-				mustFlush(t, p.Store)
+				flushOne(t, p.Store)
 			}
 		}
 		for start := range int64(len(times)) {

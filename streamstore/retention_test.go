@@ -26,7 +26,7 @@ func createWith(t *testing.T, s *Store, name string, settings Settings) StreamID
 func appendAt(t *testing.T, s *Store, id StreamID, timestamp int64) {
 	t.Helper()
 	mustWait(t, mustAppend(t, s, id, batchSpec{payload: make([]byte, 100), timestamp: timestamp}.encode()))
-	mustFlush(t, s)
+	flushOne(t, s)
 }
 
 func mustExpire(t *testing.T, s *Store) {
@@ -34,7 +34,7 @@ func mustExpire(t *testing.T, s *Store) {
 	if err := s.Expire(context.Background()); err != nil {
 		t.Fatalf("Expire: %v", err)
 	}
-	mustFlush(t, s)
+	flushOne(t, s)
 }
 
 func wantOffsets(t *testing.T, s *Store, id StreamID, want Offsets, when string) {
@@ -140,7 +140,7 @@ func TestDelete(t *testing.T) {
 				appends := []Appended{mustAppend(t, p.Store, old, idempotent(0, 0).encode())}
 				switch when {
 				case "flushed":
-					mustFlush(t, p.Store)
+					flushOne(t, p.Store)
 				case "in flight":
 					gateCreates(p.faults, map[uint64]*gate{2: put}, nil)
 					startFlush(t, p)
@@ -187,7 +187,7 @@ func TestDelete(t *testing.T) {
 				check(p.Store, "after deletion")
 				p = startProcess(t, bucket, p.kill(), nil)
 				check(p.Store, "after a crash")
-				mustFlush(t, p.Store)
+				flushOne(t, p.Store)
 				check(p.Store, "after flush")
 				for _, prefix := range []byte{prefixExtent, prefixProducer, prefixTail} {
 					if n := countRows(t, p.Store, prefix); n != 0 {
@@ -212,7 +212,7 @@ func TestDeletionThatIsLost(t *testing.T) {
 		bucket := objstore.NewMemory()
 		p := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
 		id, other := mustCreate(t, p.Store, "s"), mustCreate(t, p.Store, "other")
-		mustFlush(t, p.Store) // 2
+		flushOne(t, p.Store) // 2
 		// Four commits on their way, so that what follows waits to be sealed.
 		first, last := newGate(t), newGate(t)
 		gateCreates(p.faults, map[uint64]*gate{3: first, 8: last}, nil)
@@ -247,7 +247,7 @@ func TestTombstonesDoNotOverlap(t *testing.T) {
 		for i := range int64(200) {
 			mustWait(t, mustAppend(t, p.Store, id, simpleBatch(fmt.Sprint(i))))
 			mustCommit(t, p.Store, func(txn *Txn) { txn.Trim(id, i+1) })
-			mustFlush(t, p.Store)
+			flushOne(t, p.Store)
 		}
 		for _, prefix := range []byte{prefixTail, prefixExtent} {
 			var end []byte
