@@ -142,7 +142,8 @@ func testRecreate(t *testing.T, b *harness.Broker) {
 	for range 10 {
 		produceBatch(t, c, topic, 0, oneRecord())
 	}
-	consumer := newKgo(t, b.Addr, kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {0: kgo.NewOffset().AtStart()}}))
+	consumer := newKgo(t, b.Addr, kgo.MetadataMinAge(50*time.Millisecond),
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {0: kgo.NewOffset().AtStart()}}))
 	if _, err := pollRecords(ctx, consumer, 10); err != nil {
 		t.Fatal(err)
 	}

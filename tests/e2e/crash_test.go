@@ -33,7 +33,7 @@ func startLoad(t *testing.T, b *harness.Broker, topic string, partitions int) *p
 	t.Helper()
 	// Errors of connections go on for as long as the broker is down.
 	c := newKgo(t, b.Addr, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(topic), kgo.MaxBufferedRecords(1000),
-		kgo.RetryBackoffFn(func(int) time.Duration { return 20 * time.Millisecond }), kgo.AllowAutoTopicCreation())
+		kgo.RetryBackoffFn(func(int) time.Duration { return 20 * time.Millisecond }), kgo.MetadataMinAge(50*time.Millisecond), kgo.AllowAutoTopicCreation())
 	l := &producerLoad{topic: topic, ends: make([]int64, partitions)}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
@@ -125,7 +125,7 @@ func TestKill(t *testing.T) {
 			createTopic(t, b, "load", 3)
 			load := startLoad(t, b, "load", 3)
 			streams := startLoad(t, b, "load/stream", 1)
-			const kills = 4
+			const kills = 8
 			for range kills {
 				load.await(t, 500)
 				streams.await(t, 100)
@@ -155,7 +155,7 @@ func TestRestartFollowed(t *testing.T) {
 	b := harness.Start(t, harness.Config{})
 	createTopic(t, b, "followed", 1)
 	load := startLoad(t, b, "followed", 1)
-	f := follower{c: newKgo(t, b.Addr, kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"followed": {0: kgo.NewOffset().AtStart()}}))}
+	f := follower{c: newKgo(t, b.Addr, kgo.MetadataMinAge(50*time.Millisecond), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"followed": {0: kgo.NewOffset().AtStart()}}))}
 	for range 3 {
 		f.read(t, 300)
 		b.Stop()

@@ -90,7 +90,7 @@ func settledHeap(t *testing.T, b *harness.Broker, limit float64) float64 {
 // TestProbesAndMetrics looks at the admin endpoint of a broker with many topics and streams.
 func TestProbesAndMetrics(t *testing.T) {
 	t.Parallel()
-	b := harness.Start(t, harness.Config{})
+	b := harness.Start(t, harness.Config{Flags: []string{"--flush-interval", "100ms"}})
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if status, body := b.Get(path); status != http.StatusOK {
 			t.Errorf("%s: %d %q", path, status, body)
