@@ -1,0 +1,137 @@
+package groups
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
+)
+
+// The members of a Stable group go on as if nothing had happened, with fresh sessions.
+func TestRestartStable(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := f.stable(3)
+		pass(9 * time.Second)
+		f.restart()
+		pass(9 * time.Second)
+		for _, r := range m {
+			wantErr(t, "heartbeat", f.heartbeat(r), nil)
+		}
+		f.mustCommit(commit(m[0], 3))
+		want(t, "assignment", string(get(t, f.Sync(syncing(m[1]))).Assignment), "for "+m[1].MemberID)
+		rejoined := get(t, f.Join(joining(m[2].MemberID)))
+		want(t, "a follower rejoins", rejoined, m[2])
+		want(t, "members, by the metric", metricValue(t, f.m.members), 3.0)
+		want(t, "stable groups, by the metric", metricValue(t, f.m.groups[Stable]), 1.0)
+		pass(10 * time.Second)
+		f.wantState(Empty)
+	})
+}
+
+func TestRestartStableWhoseMembersAreGone(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := f.stable(2)
+		f.restart()
+		pass(9999 * time.Millisecond)
+		f.wantState(Stable)
+		wantErr(t, "heartbeat", f.heartbeat(m[1]), nil)
+		pass(time.Millisecond)
+		f.wantState(PreparingRebalance)
+		want(t, "leader", f.rejoinAll(m[1:], nil)[0].LeaderID, m[1].MemberID)
+	})
+}
+
+// A join phase is forgotten: members of before are members of a Stable group, and who was to join joins again.
+func TestRestartPreparing(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := f.stable(2)
+		f.Join(joining(""))
+		f.Join(joining(m[0].MemberID))
+		f.wantState(PreparingRebalance)
+		f.restart()
+		f.wantState(Stable)
+		for _, r := range m {
+			wantErr(t, "heartbeat", f.heartbeat(r), nil)
+		}
+		f.syncAll(f.rejoinAll(m, f.Join(joining(""))))
+	})
+}
+
+// Of a join phase that was complete nobody knows: the generation is the one before.
+func TestRestartCompleting(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := f.stable(1)
+		results := f.rejoinAll(m, f.Join(joining("")))
+		f.restart()
+		wantErr(t, "heartbeat of the old member", f.heartbeat(results[0]), kafkaproto.ErrIllegalGeneration)
+		wantErr(t, "heartbeat of the new member", f.heartbeat(results[1]), kafkaproto.ErrUnknownMemberID)
+		wantErr(t, "sync", get(t, f.Sync(syncing(results[0]))).Err, kafkaproto.ErrIllegalGeneration)
+		f.syncAll(f.rejoinAll(results[:1], f.Join(joining(""))))
+	})
+}
+
+func TestRestartFirstRebalance(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := get(t, f.Join(joining("")))
+		f.restart()
+		f.wantState(Dead)
+		wantErr(t, "sync", get(t, f.Sync(syncing(m))).Err, kafkaproto.ErrUnknownMemberID)
+		want(t, "rows", f.rows.keys(), []string(nil))
+	})
+}
+
+func TestRestartEmpty(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := f.stable(1)
+		f.mustCommit(commit(m[0], 4))
+		f.Leave("g", []LeavingMember{{MemberID: m[0].MemberID}})
+		f.wantState(Empty)
+		f.restart()
+		f.wantState(Empty)
+		want(t, "committed", f.committed(), int64(4))
+		want(t, "empty groups, by the metric", metricValue(t, f.m.groups[Empty]), 1.0)
+		want(t, "groups in memory", f.inMemory(), 0)
+		want(t, "generation", f.stable(1)[0].Generation, int32(3))
+	})
+}
+
+// A group that is larger than a new limit allows shrinks by a rebalance.
+func TestRestartWithALowerLimit(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := f.stable(3)
+		f.opts.MaxSize = 2
+		f.restart()
+		f.wantState(PreparingRebalance)
+		first, second := f.Join(joining(m[0].MemberID)), f.Join(joining(m[1].MemberID))
+		wantErr(t, "third", get(t, f.Join(joining(m[2].MemberID))).Err, kafkaproto.ErrGroupMaxSizeReached)
+		f.syncAll([]JoinResult{get(t, first), get(t, second)})
+	})
+}
+
+func TestStartRefusesARowItCannotRead(t *testing.T) {
+	rows := newMemory()
+	rows.rows["group/g"] = "\x02 of a newer release"
+	if _, err := New(context.Background(), Options{}, rows, &topicTable{}); !errors.Is(err, errBadRow) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	o := Options{MinSessionTimeout: time.Minute, MaxSessionTimeout: time.Second, MaxSize: -1, MaxOffsetMetadata: -1, OffsetRetention: -1, CleanInterval: -1, CommitTimeout: -1}
+	o.EnsureDefaults()
+	err := o.Validate()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	if n := len(err.(interface{ Unwrap() []error }).Unwrap()); n != 6 {
+		t.Errorf("%d errors: %v", n, err)
+	}
+	o = Options{}
+	o.EnsureDefaults()
+	want(t, "defaults", o.Validate(), error(nil))
+	if _, err := New(context.Background(), Options{MaxSize: -1}, newMemory(), &topicTable{}); err == nil {
+		t.Error("no error for bad options")
+	}
+}
