@@ -38,7 +38,7 @@ func TestBucketDown(t *testing.T) {
 				})
 				id := mustCreate(t, p.Store, "s")
 				mustAppend(t, p.Store, id, simpleBatch("old"))
-				mustFlush(t, p.Store)
+				flushOne(t, p.Store)
 				p.tailCache.trim(p.appender.applied.Load())
 				if got := readStream(t, p.Store, "s"); len(got) != 1 { // now in the segment cache
 					t.Fatalf("read %q", got)
@@ -90,7 +90,7 @@ func TestBucketDown(t *testing.T) {
 				if took := time.Since(healed); took > time.Minute {
 					t.Errorf("it went on after %v", took)
 				}
-				mustFlush(t, p.Store)
+				flushOne(t, p.Store)
 				if got := readStream(t, p.Store, "s"); len(got) != 22 {
 					t.Errorf("%d batches", len(got))
 				}
@@ -142,7 +142,7 @@ func TestUnflushedBytesAreGivenBack(t *testing.T) {
 		}
 		check := func(when string) {
 			t.Helper()
-			mustFlush(t, p.Store)
+			flushOne(t, p.Store)
 			if !p.unflushed.TryAcquire(p.opts.MaxUnflushedBytes) {
 				t.Fatalf("%s: bytes are still taken", when)
 			}
@@ -212,7 +212,7 @@ func TestCloseEndsWaiters(t *testing.T) {
 			o.Durability, o.MaxBatchBytes, o.MaxUnflushedBytes, o.FlushBytes = Remote, 2000, 2000, 2000
 		})
 		id := mustCreate(t, p.Store, "s")
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 		p.faults.SetRate(objstore.OpCreate, faulty.Stall, 1)
 		a, _, err := appendFor(p.Store, id, time.Minute)
 		if err != nil {

@@ -129,7 +129,7 @@ func TestLowDisk(t *testing.T) {
 		room := func(bytes uint64) {
 			fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 40, UsedBytes: 1<<40 - bytes})
 		}
-		room(1 << 40)
+		room(100 << 20)
 		p := startProcess(t, objstore.NewMemory(), fs, func(o *Options) { o.MinFreeBytes = 100 << 20 })
 		look := func() { p.disk.checked.Store(0) } // as if a second had passed
 		id := mustCreate(t, p.Store, "s")
@@ -147,7 +147,7 @@ func TestLowDisk(t *testing.T) {
 		if got := readStream(t, p.Store, "s"); !slices.Equal(got, []string{"0"}) {
 			t.Errorf("read %q", got)
 		}
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store)
 		room(100 << 20)
 		look()
 		if a := mustAppend(t, p.Store, id, simpleBatch("1")); a.BaseOffset != 1 {
@@ -160,7 +160,7 @@ func TestLowDisk(t *testing.T) {
 // full at start.
 func TestBallast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		bucket, fs := objstore.NewMemory(), vfs.NewCrashableMem()
+		bucket, fs := objstore.NewMemory(), vfs.NewMem()
 		size := func() int64 {
 			info, err := fs.Stat("data/ballast")
 			if err != nil {

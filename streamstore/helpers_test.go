@@ -113,11 +113,13 @@ func mustFlush(t testing.TB, s *Store) {
 	}
 }
 
-// flushOne flushes what was appended, all of it in one commit. For use in a bubble.
+// flushOne flushes what was appended, all of it in one commit, and returns when that
+// is acknowledged. For use in a bubble.
 func flushOne(t testing.TB, s *Store) {
 	t.Helper()
 	synctest.Wait() // all is in the database
 	mustFlush(t, s)
+	synctest.Wait()
 }
 
 // startFlush begins to flush what was appended in one commit, and returns when its

@@ -210,7 +210,7 @@ func TestDelete(t *testing.T) {
 func TestDeletionThatIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bucket := objstore.NewMemory()
-		p := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
+		p := startProcess(t, bucket, vfs.NewMem(), remote)
 		id, other := mustCreate(t, p.Store, "s"), mustCreate(t, p.Store, "other")
 		flushOne(t, p.Store) // 2
 		// Four commits on their way, so that what follows waits to be sealed.
@@ -231,7 +231,7 @@ func TestDeletionThatIsLost(t *testing.T) {
 		startFlush(t, p)
 		first.open()
 		mustWait(t, a)
-		p.kill()
+		p.link.dead.Store(true)
 		if got := readFresh(t, bucket, "s"); !slices.Equal(got, []string{"acknowledged"}) {
 			t.Errorf("the stream whose deletion was lost has %q", got)
 		}

@@ -51,7 +51,7 @@ func (b *countingBucket) take() (reads []int64) {
 // coldStore writes with fill and reopens with an empty tail, so that all reads are cold.
 func coldStore(t *testing.T, bucket objstore.Bucket, change func(*Options), fill func(p *process)) (*process, *countingBucket) {
 	t.Helper()
-	p := startProcess(t, bucket, vfs.NewCrashableMem(), nil)
+	p := startProcess(t, bucket, vfs.NewMem(), nil)
 	fill(p)
 	// All of it is in the database when this is, so one commit takes it all.
 	mustCommit(t, p.Store, func(txn *Txn) { txn.Set([]byte("end"), nil) })
@@ -105,7 +105,7 @@ func TestColdReadFetchesOwnBytesOnce(t *testing.T) {
 func TestReadAheadGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var id StreamID
-		const batches, size = 64, 512 << 10
+		const batches, size = 48, 512 << 10
 		p, bucket := coldStore(t, objstore.NewMemory(), nil, func(p *process) {
 			id = mustCreate(t, p.Store, "s")
 			for range batches {
@@ -119,7 +119,7 @@ func TestReadAheadGrows(t *testing.T) {
 				t.Fatalf("read at %d: %+v, %v", offset, r.Offsets, err)
 			}
 		}
-		for _, offset := range []int64{60, 40, 50} {
+		for _, offset := range []int64{45, 20, 35} {
 			read(offset)
 		}
 		for _, length := range bucket.take() {
@@ -235,7 +235,7 @@ func TestCorruptSegment(t *testing.T) {
 // their way from the bucket.
 func TestColdReadersShareMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const readers, size, batches = 50, 256 << 10, 12 // 150 MiB
+		const readers, size, batches = 50, 256 << 10, 6 // 75 MiB
 		var ids []StreamID
 		p, bucket := coldStore(t, objstore.NewMemory(), func(o *Options) { o.SegmentCacheBytes = 1 }, func(p *process) {
 			for i := range readers {
