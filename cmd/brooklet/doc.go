@@ -9,11 +9,17 @@
 //	node.go      the running process: admin endpoint, bucket, store, broker, Kafka listener
 //	systemd.go   readiness and watchdog messages for the service manager
 //
+// # How the commands that ask a broker are put together
+//
+//	client.go          the connection, the flags that all of them have, what errors say
+//	output.go          tables for people, JSON for programs
+//	topics.go, topics_change.go, configs.go, groups.go, groups_offsets.go
+//
 // # Exit codes
 //
-//	0  stopped by a signal, everything is in the bucket or on the disk
-//	1  could not start, or could not go on
-//	2  wrong settings; starting again with the same ones is of no use
+//	0  done; for serve: stopped by a signal, everything is in the bucket or on the disk
+//	1  failed; for serve: could not start, or could not go on
+//	2  wrong settings or arguments; starting again with the same ones is of no use
 //	3  another writer has taken the shard over; starting again would take it back
 package main
 

@@ -27,7 +27,8 @@ func main() {
 	// After the first signal, another one has its default effect: it ends the process at once. Not immediately after:
 	// timeout(1), for one, sends the same signal to the process and to its group.
 	context.AfterFunc(ctx, func() { time.AfterFunc(sameSignal, stop) })
-	os.Exit(report(newApp().RunContext(ctx, os.Args)))
+	app := newApp()
+	os.Exit(report(app.RunContext(ctx, flagsFirst(app.Commands, os.Args))))
 }
 
 // exitError is an error that ends the process with a code other than exitFailure, or that is in the log already.
@@ -62,10 +63,12 @@ func newApp() *cli.App {
 		HideHelpCommand: true,
 		HideVersion:     true, // a command of its own
 		Suggest:         true,
-		Commands:        []*cli.Command{serveCommand(), healthcheckCommand(), versionCommand(), docsCommand()},
-		Action:          noCommand,
-		OnUsageError:    usageError,
-		ExitErrHandler:  func(*cli.Context, error) {}, // main reports the error
+		Commands: []*cli.Command{serveCommand(), topicsCommand(), configsCommand(), groupsCommand(),
+			healthcheckCommand(), versionCommand(), docsCommand()},
+		DisableSliceFlagSeparator: true, // values of configs contain commas
+		Action:                    noCommand,
+		OnUsageError:              usageError,
+		ExitErrHandler:            func(*cli.Context, error) {}, // main reports the error
 	}
 }
 
@@ -79,11 +82,11 @@ func noCommand(c *cli.Context) error {
 
 // usageError is the error for flags that are not known or lack a value.
 func usageError(c *cli.Context, err error, _ bool) error {
-	help := "brooklet --help"
-	if c.Command != nil && c.Command.Name != "" && c.Command.Name != c.App.Name {
-		help = "brooklet " + c.Command.Name + " --help"
+	name := "brooklet"
+	if c.Command != nil && c.Command.HelpName != "" {
+		name = c.Command.HelpName
 	}
-	return wrongSettings(fmt.Errorf("%w; see %s", err, help))
+	return wrongSettings(fmt.Errorf("%w; see %s --help", err, name))
 }
 
 // noArguments refuses words that belong to no flag.
@@ -91,6 +94,6 @@ func noArguments(c *cli.Context) error {
 	if !c.Args().Present() {
 		return nil
 	}
-	return wrongSettings(fmt.Errorf("%q belongs to no flag; write switches as --flag=false, and see brooklet %s --help",
-		c.Args().First(), c.Command.Name))
+	return wrongSettings(fmt.Errorf("%q belongs to no flag; write switches as --flag=false, and see %s --help",
+		c.Args().First(), c.Command.HelpName))
 }

@@ -53,7 +53,7 @@ const maxCache = 1024 * gib
 
 // Memory that has no setting of its own.
 const (
-	// memTables: the database writes one memtable of 128 MiB while another is on its way to disk.
+	// memTables: the database fills one memtable of 64 MiB while up to three others are on their way to disk.
 	memTables = 256 * mib
 	// runtimeMemory: the program itself and its small structures.
 	runtimeMemory = 64 * mib

@@ -203,7 +203,7 @@ func (s *settings) storeDurability() streamstore.Durability {
 // unknownVariables returns the names of variables that look like settings and are none. environment holds NAME=value
 // lines.
 func unknownVariables(environment []string, options []*option) []string {
-	known := make(map[string]bool, len(options))
+	known := map[string]bool{brokersVariable: true} // of the commands that ask a broker
 	for _, o := range options {
 		known[o.env()] = true
 	}

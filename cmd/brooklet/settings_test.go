@@ -107,7 +107,7 @@ func TestBucketIsInDataDirByDefault(t *testing.T) {
 }
 
 func TestUnknownVariables(t *testing.T) {
-	got := unknownVariables([]string{"PATH=/bin", "BROOKLET_LISTEN=:1", "BROOKLET_LISTENER=:2", "BROOKLET_=", "MY_BROOKLET_X=1"}, new(settings).options())
+	got := unknownVariables([]string{"PATH=/bin", "BROOKLET_LISTEN=:1", "BROOKLET_LISTENER=:2", "BROOKLET_BROKERS=h:1", "BROOKLET_=", "MY_BROOKLET_X=1"}, new(settings).options())
 	if want := []string{"BROOKLET_", "BROOKLET_LISTENER"}; !slices.Equal(got, want) {
 		t.Errorf("unknown variables %v, want %v", got, want)
 	}

@@ -4,19 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
 )
 
 // stop ends what start began, within the drain timeout:
 //
 //  1. The readiness probe fails and waiting fetches answer.
-//  2. The Kafka server finishes the requests it has read and closes its connections.
+//  2. The Kafka server finishes the requests it has read and closes its connections. Connections whose client does not
+//     take its replies are cut when two thirds of the time are over.
 //  3. What is only on the disk is flushed to the bucket, so that another machine could go on from there.
 //  4. The store, the bucket and the admin endpoint are closed.
 //
-// If requests had to be cut, the store is left as it is: they may still be using it, and a store that is not closed is
-// one that recovers as after a crash.
+// If a handler does not return even then, the store is left as it is: it may still be in use, and a store that is not
+// closed is one that recovers as after a crash.
 func (n *node) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), n.settings.drainTimeout)
 	defer cancel()
@@ -44,12 +48,45 @@ func (n *node) stopKafka(ctx context.Context) error {
 	}
 	n.broker.Drain()
 	if n.kafka != nil {
-		if err := n.kafka.Shutdown(ctx); err != nil {
-			return fmt.Errorf("requests were cut after --drain-timeout %s; what they wrote is recovered at the next start: %w", n.settings.drainTimeout, err)
+		if err := n.shutDownKafka(ctx); err != nil {
+			return err
 		}
 	}
 	n.broker.Close()
 	return nil
+}
+
+// shutDownKafka drains the Kafka server. Replies that wait until their records are in the bucket need not wait for the
+// next flush interval.
+func (n *node) shutDownKafka(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, n.settings.drainTimeout*2/3)
+	defer cancel()
+	flushing, stopFlushing := context.WithCancel(ctx)
+	defer stopFlushing()
+	go n.flushUntil(flushing)
+	err := n.kafka.Shutdown(ctx)
+	switch {
+	case errors.Is(err, kafkaproto.ErrHandlersRunning):
+		return fmt.Errorf("requests do not end; what they wrote is recovered at the next start: %w", err)
+	case err != nil:
+		n.log.Warn("clients that did not take their replies were cut", zap.Duration("after", n.settings.drainTimeout*2/3), zap.Error(err))
+	}
+	return nil
+}
+
+// drainFlushInterval is the time between flushes while the Kafka server drains.
+const drainFlushInterval = 50 * time.Millisecond
+
+func (n *node) flushUntil(ctx context.Context) {
+	tick := time.NewTicker(drainFlushInterval)
+	defer tick.Stop()
+	for n.store.Flush(ctx) == nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func (n *node) stopStore(ctx context.Context) error {
