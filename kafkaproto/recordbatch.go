@@ -288,8 +288,15 @@ func validateCounts(b RecordBatch) error {
 	if int64(delta)+1 != int64(count) {
 		return ErrInvalidRecord.WithMessage("record batch of %d records with a last offset delta of %d", count, delta)
 	}
+	if body := len(b) - BatchOverhead; b.Codec() == CodecNone && int64(count)*minRecordBytes > int64(body) {
+		return ErrInvalidRecord.WithMessage("record batch claims %d records in %d bytes", count, body)
+	}
 	return nil
 }
+
+// minRecordBytes is the size of the smallest record: its length, attributes, timestamp and offset deltas, key and value
+// lengths and header count take a byte each.
+const minRecordBytes = 7
 
 func validateTimestamps(b RecordBatch, limits BatchLimits) error {
 	if b.IsLogAppendTime() {

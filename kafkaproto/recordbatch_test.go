@@ -218,6 +218,13 @@ func TestValidateBatch(t *testing.T) {
 			b.SetCRC()
 			return b
 		}, ErrInvalidRecord},
+		{"more records than bytes", func(b RecordBatch, _ *BatchLimits) []byte {
+			n := int32((len(b)-BatchOverhead)/minRecordBytes) + 1
+			b.putInt32(offRecordCount, n)
+			b.putInt32(offLastOffsetDelta, n-1)
+			b.SetCRC()
+			return b
+		}, ErrInvalidRecord},
 		{"count and delta differ", func(b RecordBatch, _ *BatchLimits) []byte { b.putInt32(offLastOffsetDelta, 5); b.SetCRC(); return b }, ErrInvalidRecord},
 		{"delta overflows", func(b RecordBatch, _ *BatchLimits) []byte {
 			b.putInt32(offLastOffsetDelta, math.MaxInt32)

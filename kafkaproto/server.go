@@ -176,8 +176,22 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		c.setCause(closing{reason: closedDrain, err: errors.New("cut: its requests took longer than the drain may")})
 		c.cut()
 	}
-	return fmt.Errorf("kafkaproto: %d connections cut: %w", len(open), ctx.Err())
+	err := fmt.Errorf("kafkaproto: %d connections cut: %w", len(open), ctx.Err())
+	s.cancel()
+	select {
+	case <-done:
+		return err
+	case <-time.After(cutGrace):
+		return fmt.Errorf("%w: %w", ErrHandlersRunning, err)
+	}
 }
+
+// ErrHandlersRunning is returned by [Server.Shutdown] when handlers did not return although their connections were
+// cut: they may still be using what they work on.
+var ErrHandlersRunning = errors.New("kafkaproto: handlers are still running")
+
+// cutGrace is how long handlers of cut connections may take to return. All they wait for has ended by then.
+const cutGrace = 5 * time.Second
 
 // close marks the server closed, closes the listeners and returns the connections.
 func (s *Server) close() []*conn {
