@@ -220,6 +220,7 @@ func TestValidateBatch(t *testing.T) {
 		}, ErrInvalidRecord},
 		{"more records than bytes", func(b RecordBatch, _ *BatchLimits) []byte {
 			n := int32((len(b)-BatchOverhead)/minRecordBytes) + 1
+			b.putInt16(offAttributes, int16(CodecNone))
 			b.putInt32(offRecordCount, n)
 			b.putInt32(offLastOffsetDelta, n-1)
 			b.SetCRC()
