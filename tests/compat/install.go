@@ -39,8 +39,8 @@ var (
 type environment struct {
 	name     string
 	programs []program
-	files    map[string]string   // written to the folder first
-	steps    [][]string          // commands that run in the folder, once
+	files    map[string]string        // written to the folder first
+	steps    [][]string               // commands that run in the folder, once
 	refresh  func(*environment) error // runs each time
 	dir      string
 }

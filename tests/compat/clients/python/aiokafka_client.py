@@ -113,8 +113,11 @@ class Client:
             await consumer.stop()
 
     def join(self, group, topic):
-        member = Member(self.consumer(group_id=group), topic)
-        asyncio.run_coroutine_threadsafe(member.run(), loop)
+        return wait(self._join(group, topic))
+
+    async def _join(self, group, topic):
+        member = Member(self.consumer(topic, group_id=group))
+        member.task = asyncio.create_task(member.run())
         return member
 
     def admin(self):
@@ -122,9 +125,8 @@ class Client:
 
 
 class Member:
-    def __init__(self, consumer, topic):
+    def __init__(self, consumer):
         self.consumer = consumer
-        self.topic = topic
         self.read = []
         self.error = None
         self.closing = asyncio.Event()
@@ -132,7 +134,6 @@ class Member:
 
     async def run(self):
         try:
-            self.consumer.subscribe([self.topic])
             await self.consumer.start()
             try:
                 while not self.closing.is_set():
@@ -214,7 +215,7 @@ class Admin:
 
     def delete_group(self, group):
         if not hasattr(self.client, "delete_consumer_groups"):
-            raise duties.NotApplicable("it cannot delete groups")
+            raise duties.NotApplicable("it lists and describes groups, but cannot delete them")
         wait(self.client.delete_consumer_groups([group]))
 
     def close(self):

@@ -33,6 +33,8 @@ class Client:
         return kafka.__version__
 
     def produce(self, topic, records, codec="none", idempotent=False):
+        if "/" in topic and not OLD:
+            raise duties.NotApplicable("it refuses topic names with a slash")
         if idempotent and OLD:
             raise duties.NotApplicable("it has no idempotent producer")
         settings = {} if OLD else {"enable_idempotence": idempotent}
@@ -121,6 +123,8 @@ class Member(members.PolledMember, kafka.ConsumerRebalanceListener):
 
 
 class Admin:
+    """The administration client, which version 3 has rewritten."""
+
     def __init__(self, admin):
         self.client = admin
 
@@ -139,7 +143,7 @@ class Admin:
     def topic_config(self, topic, name):
         described = self.client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
         if not OLD:
-            return described
+            return described["topic"][topic][name]["value"]
         for resource in described[0].resources:
             for entry in resource[4]:
                 if entry[0] == name:
@@ -150,14 +154,26 @@ class Admin:
         self.client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})])
 
     def list_groups(self):
-        return [group[0] for group in self.client.list_consumer_groups()]
+        if OLD:
+            return [group[0] for group in self.client.list_consumer_groups()]
+        return [group["group_id"] for group in self.client.list_groups()]
 
     def describe_group(self, group):
-        described = self.client.describe_consumer_groups([group])[0]
-        return described.state, len(described.members)
+        if OLD:
+            described = self.client.describe_consumer_groups([group])[0]
+            return described.state, len(described.members)
+        described = self.client.describe_groups([group])[group]
+        if described["error"]:
+            raise RuntimeError(described["error"])
+        return described["group_state"], len(described["members"])
 
     def delete_group(self, group):
-        self.client.delete_consumer_groups([group])
+        if OLD:
+            error = self.client.delete_consumer_groups([group])[0][1]
+            if error is not kafka.errors.NoError:
+                raise error(group)
+        elif (result := self.client.delete_groups([group])[group]) != "OK":
+            raise RuntimeError(result)
 
     def close(self):
         self.client.close()
