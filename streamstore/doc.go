@@ -36,8 +36,8 @@
 //	    streamTableShard.mu | appendQueue.mu | tailCache.mu | Watch.mu
 //
 // Only a transaction holds several streams' locks at a time. The locks of the last
-// line are leaves. No lock is held across I/O, except that
-// transactions do point reads of the local database under Store.meta.
+// line are leaves. No lock is held across I/O, except that transactions do point reads
+// of the local database under Store.meta.
 //
 // # Rules that are easy to break
 //

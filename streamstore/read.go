@@ -59,7 +59,8 @@ type reader struct {
 	next   int64 // offset wanted next
 	opts   ReadOptions
 	result ReadResult
-	missed bool // the extent of next was not there
+	hw     int64 // high watermark at the last step
+	missed bool  // the extent of next was not there
 }
 
 // room is how many bytes may still be returned; the first batch may be larger if
@@ -73,6 +74,7 @@ func (r *reader) step(ctx context.Context) (progress bool, err error) {
 	st := r.stream
 	st.mu.Lock()
 	offsets := st.offsetsLocked()
+	r.hw = offsets.HighWatermark
 	if r.result.Chunks == nil {
 		r.result.Offsets = offsets
 	}
@@ -212,7 +214,8 @@ func (r *reader) readExtents(ctx context.Context, limit int64, window int64) (pr
 	return true, nil
 }
 
-// addExtent adds the batches of one extent that fit and reports whether all did.
+// addExtent adds the batches of one extent that fit and lie below the high watermark,
+// and reports whether all did.
 func (r *reader) addExtent(data []byte) (all bool) {
 	from, to := -1, 0
 	var last int64
@@ -226,7 +229,7 @@ func (r *reader) addExtent(data []byte) (all bool) {
 			rest = after
 			continue
 		}
-		if len(batch) > room && !first {
+		if batch.baseOffset() >= r.hw || len(batch) > room && !first {
 			break
 		}
 		if from < 0 {

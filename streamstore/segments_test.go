@@ -263,6 +263,35 @@ func TestColdReadersShareMemory(t *testing.T) {
 	})
 }
 
+// With local durability the bucket can be faster than the sync of the local disk: an
+// extent then reaches beyond the high watermark, and a read stops there all the same.
+func TestReadStopsAtHighWatermark(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := startProcess(t, objstore.NewMemory(), vfs.NewCrashableMem(), nil)
+		id := mustCreate(t, p.Store, "s")
+		for i := range 4 {
+			mustAppend(t, p.Store, id, simpleBatch(fmt.Sprint(i)))
+		}
+		flushOne(t, p.Store)
+		p.stop()
+		p = startProcess(t, p.opts.Bucket, p.fs, nil)
+		st, err := p.acquire(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.release(st)
+		for hw := range int64(5) {
+			st.mu.Lock()
+			st.mu.hw = hw
+			st.mu.Unlock()
+			r, err := p.Read(context.Background(), id, 0, ReadOptions{MaxBytes: 1 << 20})
+			if err != nil || r.Bytes != int(hw)*len(simpleBatch("0")) {
+				t.Errorf("with the high watermark at %d: %d bytes, %v", hw, r.Bytes, err)
+			}
+		}
+	})
+}
+
 // Without MinOneBatch a read returns nothing rather than more than it was asked for;
 // with it, one batch, from wherever it comes.
 func TestReadLimits(t *testing.T) {
