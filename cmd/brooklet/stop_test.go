@@ -1,7 +1,10 @@
 package main
 
 import (
+	"crypto/rand"
 	"net"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -16,6 +19,7 @@ func TestStopCutsClientsThatDoNotRead(t *testing.T) {
 	address := p.address("serving Kafka clients")
 	client := newClient(t, address)
 	value := make([]byte, 900<<10)
+	_, _ = rand.Read(value) // what does not compress; never fails
 	for range 50 {
 		if err := client.ProduceSync(t.Context(), &kgo.Record{Topic: "orders", Value: value}).FirstErr(); err != nil {
 			t.Fatal(err)
@@ -44,7 +48,11 @@ func TestStopCutsClientsThatDoNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p.stop()
+	p.signal(syscall.SIGTERM)
+	code, text := p.exit()
+	if code != 0 || !strings.Contains(text, "did not take their replies were cut") {
+		t.Errorf("exit code %d after SIGTERM:\n%s", code, text)
+	}
 	again := start(t, command(t, args...))
 	if found := again.await("recovered")["tail_appends"]; found != 0.0 {
 		t.Errorf("%v appends had not been flushed", found)
