@@ -74,7 +74,9 @@ type ObjectInfo struct {
 //
 // Methods make a bounded number of attempts (see RetryPolicy) and then return the
 // last error; callers that must go on loop around them and ask Retriable. When ctx
-// ends a method returns promptly, with an error that wraps ctx.Err().
+// ends a method returns promptly, with an error that wraps ctx.Err(); only a folder
+// whose file system hangs in the kernel, such as one on a dead network mount, holds a
+// call until the kernel lets go.
 type Bucket interface {
 	// Create uploads data as name if no object of that name exists.
 	//

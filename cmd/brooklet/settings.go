@@ -81,7 +81,7 @@ func (s *settings) options() []*option {
 		inCategory(categoryNetwork,
 			textOption("listen", &s.listen, defaultListen, "`ADDRESS` (host:port) that Kafka clients connect to; an empty host means every address of this machine, and then --advertise is needed"),
 			derived(textOption("advertise", &s.advertise, "", "`ADDRESS` (host:port) that clients are told to connect to; they must be able to reach it"), &s.advertise, "the address of --listen"),
-			textOption("admin-listen", &s.adminListen, defaultAdminListen, "`ADDRESS` of the HTTP endpoint for operators: /healthz, /readyz, /metrics; it has no access control"),
+			textOption("admin-listen", &s.adminListen, defaultAdminListen, "`ADDRESS` of the HTTP endpoint for operators: /healthz, /readyz, /metrics, and profiles of the process at /debug/pprof/; it has no access control"),
 			bytesOption("max-frame-bytes", &s.maxFrameBytes, 100*mib, mib, 256*mib, "largest request accepted, in `BYTES` (Kafka's socket.request.max.bytes)"),
 			intOption("max-connections", &s.maxConnections, 16384, 1, math.MaxInt32, "open Kafka connections beyond which new ones are closed"),
 			derived(intOption("max-connections-per-ip", &s.maxConnectionsPerIP, 1, 1, math.MaxInt32, "the same for one client address"), &s.maxConnectionsPerIP, "no limit of its own"),
