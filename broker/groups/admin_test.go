@@ -65,6 +65,7 @@ func TestDeleteGroup(t *testing.T) {
 		f.mustCommit(neighbour)
 		f.rows.set(kafkaproto.ErrNotCoordinator, 0)
 		wantErr(t, "that fails", get(t, f.DeleteGroup("g")), kafkaproto.ErrNotCoordinator)
+		want(t, "empty groups, by the metric", metricValue(t, f.m.groups[Empty]), 2.0)
 		f.rows.set(nil, 0)
 		f.wantState(Empty)
 		want(t, "committed", f.committed(), int64(1))

@@ -191,13 +191,34 @@ func TestTopicMadeAgain(t *testing.T) {
 }
 
 func TestCleanRemovesOffsetsOfDeletedTopics(t *testing.T) {
+	for name, id := range map[string]byte{"deleted": 0, "made again": 7} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, nil, func(t *testing.T, f *fixture) {
+				m := f.stable(1)
+				f.mustCommit(commit(m[0], 1))
+				f.topics.set("orders", id)
+				f.clean()
+				want(t, "rows", f.rows.keys(), []string{"group/g"})
+				f.wantState(Stable)
+			})
+		})
+	}
+}
+
+// A member that has its id and is about to join finds its group, unless that was deleted by request.
+func TestPendingMemberOfAnEmptyGroup(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, f *fixture) {
 		m := f.stable(1)
-		f.mustCommit(commit(m[0], 1))
-		f.topics.set("orders", 0)
+		f.Leave("g", []LeavingMember{{MemberID: m[0].MemberID}})
+		first, second := get(t, f.Join(joining("", requireID))), get(t, f.Join(joining("", requireID)))
 		f.clean()
-		want(t, "rows", f.rows.keys(), []string{"group/g"})
-		f.wantState(Stable)
+		f.wantState(Empty)
+		wantErr(t, "delete", get(t, f.DeleteGroup("g")), nil)
+		want(t, "pending members, by the metric", metricValue(t, f.m.pendingMembers), 0.0)
+		want(t, "groups in memory", f.inMemory(), 0)
+		for _, r := range []JoinResult{first, second} {
+			wantErr(t, "join", get(t, f.Join(joining(r.MemberID, requireID))).Err, kafkaproto.ErrUnknownMemberID)
+		}
 	})
 }
 
@@ -293,6 +314,24 @@ func TestCommitDuringClean(t *testing.T) {
 		pass(time.Second)
 		wantErr(t, "commit after", get(t, after)[0], nil)
 		want(t, "committed", f.committed(), int64(3))
+		f.wantState(Empty)
+		want(t, "rows", f.rows.keys(), []string{"group-offset/g/orders/0", "group/g"})
+	})
+}
+
+// A group that somebody has come for is not removed, though its offsets are gone.
+func TestCommitBehindClean(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		f.mustCommit(commit(nobody, 1))
+		f.rows.set(nil, time.Second)
+		f.DeleteOffsets("g", []Partition{{"orders", 0}})
+		done := make(chan error)
+		go func() { done <- f.Clean(t.Context()) }()
+		pass(0)
+		after := f.Commit(commit(nobody, 3))
+		want(t, "clean", <-done, error(nil))
+		pass(2 * time.Second)
+		wantErr(t, "commit", get(t, after)[0], nil)
 		f.wantState(Empty)
 		want(t, "rows", f.rows.keys(), []string{"group-offset/g/orders/0", "group/g"})
 	})

@@ -121,6 +121,30 @@ func TestSyncTimeout(t *testing.T) {
 	})
 }
 
+// A follower may be later than the leader.
+func TestLateSync(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		results := f.rejoinAll(f.stable(1), f.Join(joining("")))
+		f.Sync(syncing(results[0], assignAll(results[0])...))
+		f.keepAlive(59*time.Second, nil, results...)
+		want(t, "late", string(get(t, f.Sync(syncing(results[1]))).Assignment), "for "+results[1].MemberID)
+		f.keepAlive(time.Minute, nil, results...)
+		f.wantState(Stable)
+	})
+}
+
+// The wait for SyncGroup ends with the generation: it removes nobody in the join phase after it.
+func TestSyncTimeoutEndsWithTheGeneration(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		results := f.rejoinAll(f.stable(1), f.Join(joining("")))
+		f.keepAlive(30*time.Second, nil, results...)
+		p := f.Join(joining(""))
+		f.keepAlive(59*time.Second, kafkaproto.ErrRebalanceInProgress, results...)
+		mustWait(t, p)
+		f.syncAll(f.rejoinAll(results, p))
+	})
+}
+
 // The answers of SyncGroup wait until the group is stored.
 func TestSyncWaitsForTheStorage(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, f *fixture) {
@@ -134,6 +158,9 @@ func TestSyncWaitsForTheStorage(t *testing.T) {
 		pass(time.Millisecond)
 		wantErr(t, "first", get(t, p).Err, kafkaproto.ErrRebalanceInProgress)
 		want(t, "again", string(get(t, again).Assignment), "for "+m.MemberID)
+		f.keepAlive(10*time.Second, nil, m) // whatever else is on its way
+		f.restart()
+		want(t, "stored", string(get(t, f.Sync(syncing(m))).Assignment), "for "+m.MemberID)
 	})
 }
 

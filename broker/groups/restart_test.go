@@ -13,6 +13,7 @@ import (
 func TestRestartStable(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, f *fixture) {
 		m := f.stable(3)
+		f.mustCommit(commit(m[0], 2))
 		pass(9 * time.Second)
 		f.restart()
 		pass(9 * time.Second)

@@ -91,6 +91,23 @@ func TestStaticMemberComesAgainStable(t *testing.T) {
 			wantErr(t, "again", get(t, f.Join(joining("", static("j")))).Err, nil)
 		})
 	})
+	t.Run("twice while it is stored", func(t *testing.T) {
+		inBubble(t, nil, func(t *testing.T, f *fixture) {
+			f.staticPair()
+			f.rows.set(nil, time.Second)
+			first := f.Join(joining("", static("j")))
+			mustWait(t, first)
+			second := f.Join(joining("", static("j")))
+			wantErr(t, "first", get(t, first).Err, kafkaproto.ErrFencedInstanceID)
+			pass(time.Second)
+			mustWait(t, second) // only the first one's id is stored
+			pass(time.Second)
+			again := get(t, second)
+			wantErr(t, "second", again.Err, nil)
+			f.restart()
+			wantErr(t, "heartbeat", f.heartbeat(again), nil)
+		})
+	})
 	t.Run("rebalance while it is stored", func(t *testing.T) {
 		inBubble(t, nil, func(t *testing.T, f *fixture) {
 			i, j := f.staticPair()
