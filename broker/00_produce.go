@@ -20,12 +20,14 @@ import (
 //     partition's error concerns that partition only.
 //   - Appends happen where the request is read, in request order; the reply waits for the acknowledgements. acks=1 is
 //     synced to the local disk, acks=all is what the store's durability says.
-//   - The request's timeout bounds both waits: for room in the store (NOT_ENOUGH_REPLICAS, nothing was written) and for
-//     the acknowledgement (REQUEST_TIMED_OUT, it may be written). Clients retry both.
+//   - The request's timeout, 100 ms to 60 s, bounds both waits: for room in the store (NOT_ENOUGH_REPLICAS, nothing was
+//     written) and for the acknowledgement (REQUEST_TIMED_OUT, it may be written). Clients retry both.
 //   - acks=0 has no reply. If a partition fails the connection is closed, the only way to tell the client.
 //   - A retried idempotent batch gets the offset and timestamp of the first try.
 //   - A topic name with a slash is a named stream, and is made by writing to it if topics may be created automatically.
 //     Topics are not: their clients ask for metadata first.
+//   - Kafka's internal topics take records from the client id of its admin tools only.
+//   - The header of an uncompressed batch gets the largest timestamp of its records if the producer wrote another.
 //
 // Versions:
 //
@@ -35,7 +37,8 @@ import (
 //	9  flexible                                13  topic ids (KIP-516)
 //
 // Left out on purpose: transactions (INVALID_TXN_STATE), errors of single records (batches are refused whole), leader
-// hints (this broker leads everything it knows), recompression.
+// hints (this broker leads everything it knows), recompression, and the largest timestamp of compressed batches, which is
+// believed: to check it they would have to be expanded.
 func init() { register(int16(kmsg.Produce), handleProduce) }
 
 const (
@@ -48,6 +51,16 @@ const (
 	// minProduceTimeout replaces shorter timeouts. In Kafka even a timeout of 0 leaves time for the leader's own write,
 	// so clients that send 0 exist.
 	minProduceTimeout = 100 * time.Millisecond
+	// maxProduceTimeout replaces longer timeouts: requests behind this one on the connection wait as long.
+	maxProduceTimeout = maxAdminTimeout
+
+	// adminClientID is the client id that may write to internal topics (Kafka's class AdminUtils).
+	adminClientID = "__admin_client"
+)
+
+var (
+	errInternalTopic  = kafkaproto.ErrInvalidTopic.WithMessage("the topic is Kafka's own: producers cannot write to it")
+	errNothingAllowed = kafkaproto.ErrMessageTooLarge.WithMessage("the topic's max.message.bytes is 0: it takes no records")
 )
 
 var errNoTransactions = kafkaproto.ErrInvalidTxnState.WithMessage("this broker serves no transactions; produce without a transactional id")
@@ -59,6 +72,8 @@ type produce struct {
 	ack      streamstore.Ack
 	now      int64 // the broker's clock, milliseconds since 1970
 	deadline time.Time
+	// admin: the request may write to internal topics.
+	admin bool
 
 	frame   int // size of the request, bytes
 	resp    *kmsg.ProduceResponse
@@ -89,7 +104,8 @@ func handleProduce(b *Broker, ctx context.Context, r *kafkaproto.Request) (kafka
 		b:        b,
 		req:      req,
 		now:      now.UnixMilli(),
-		deadline: now.Add(max(time.Duration(req.TimeoutMillis)*time.Millisecond, minProduceTimeout)),
+		deadline: now.Add(produceTimeout(req.TimeoutMillis)),
+		admin:    r.ClientID == adminClientID,
 		frame:    r.Size,
 		resp:     r.Response().(*kmsg.ProduceResponse),
 	}
@@ -107,6 +123,11 @@ func handleProduce(b *Broker, ctx context.Context, r *kafkaproto.Request) (kafka
 		return nil, fmt.Errorf("broker: produce with acks=0 failed, which only a closed connection can tell the client: %w", p.failure)
 	}
 	return nil, nil
+}
+
+// produceTimeout is how long a request may wait that asks for so many milliseconds.
+func produceTimeout(millis int32) time.Duration {
+	return min(max(time.Duration(millis)*time.Millisecond, minProduceTimeout), maxProduceTimeout)
 }
 
 // ackOf translates the acks field.
@@ -208,6 +229,9 @@ func (p *produce) topic(ctx context.Context, in *kmsg.ProduceRequestTopic) (*top
 	if kerr == kafkaproto.ErrUnknownTopicOrPartition && isStreamName(in.Topic) {
 		return p.b.topics.autoCreate(ctx, in.Topic)
 	}
+	if kerr == nil && !p.admin && isInternal(t.name) {
+		return nil, errInternalTopic
+	}
 	return t, kerr
 }
 
@@ -255,6 +279,15 @@ func (p *produce) check(c *topicConfig, records []byte) error {
 	}
 	if err := kafkaproto.ValidateBatch(records, limits); err != nil {
 		return err
+	}
+	if c.maxMessageBytes == 0 { // which is no limit to ValidateBatch
+		return errNothingAllowed
+	}
+	if !c.logAppendTime && kafkaproto.PatchMaxTimestamp(records) {
+		// The true time may lie out of bounds.
+		if err := kafkaproto.ValidateBatch(records, limits); err != nil {
+			return err
+		}
 	}
 	if kafkaproto.RecordBatch(records).IsTransactional() {
 		return errNoTransactions

@@ -2,7 +2,9 @@ package broker
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -390,4 +392,83 @@ func BenchmarkProduce(b *testing.B) {
 			}
 		})
 	}
+}
+
+func TestProduceTimeoutIsBounded(t *testing.T) {
+	for millis, want := range map[int32]time.Duration{
+		-1:            minProduceTimeout,
+		0:             minProduceTimeout,
+		2000:          2 * time.Second,
+		math.MaxInt32: maxProduceTimeout,
+	} {
+		wantEqual(t, want, produceTimeout(millis), "%d ms", millis)
+	}
+}
+
+// A client that asks for weeks waits as long as one may.
+func TestProduceWaitIsCapped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := remoteBroker(t, nil)
+		d.createTopic("orders", 1)
+		d.bucket.SetDelay(objstore.OpCreate, 2*maxProduceTimeout, 2*maxProduceTimeout)
+		req := produceRequest(acksAll, at{topic: "orders"}, d.batchOf(1, 10))
+		req.TimeoutMillis = math.MaxInt32
+		began := time.Now()
+		p := call[*kmsg.ProduceResponse](d, req, 9).Topics[0].Partitions[0]
+		wantEqual(t, maxProduceTimeout, time.Since(began))
+		wantEqual(t, kerr.RequestTimedOut.Code, p.ErrorCode)
+	})
+}
+
+func TestProduceMaxMessageBytesZero(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.createTopic("closed", 1, "max.message.bytes", "0")
+	p := call[*kmsg.ProduceResponse](d, produceRequest(acksAll, at{topic: "closed"}, d.batchOf(1, 0)), 9).Topics[0].Partitions[0]
+	wantEqual(t, kerr.MessageTooLarge.Code, p.ErrorCode)
+}
+
+// Only Kafka's admin tools may write to internal topics, as in Kafka (class ReplicaManager).
+func TestProduceToInternalTopics(t *testing.T) {
+	d := newDataBroker(t, nil)
+	for _, name := range []string{"__consumer_offsets", "__transaction_state", "__share_group_state", "__mine"} {
+		internal := name != "__mine"
+		topic := d.createTopic(name, 1)
+		for version, where := range map[int16]at{9: {topic: name}, 13: {id: topic.id}} {
+			for client, allowed := range map[string]bool{"": !internal, "console-producer": !internal, adminClientID: true} {
+				req := produceRequest(acksAll, where, d.batchOf(1, 10))
+				req.SetVersion(version)
+				reply, err := d.Handle(t.Context(), &kafkaproto.Request{Conn: &kafkaproto.ConnInfo{}, Version: version, ClientID: client, Body: req})
+				wantNoError(t, err)
+				code := int16(0)
+				if !allowed {
+					code = kerr.InvalidTopicException.Code
+				}
+				p := finish[*kmsg.ProduceResponse](t, reply, version).Topics[0].Partitions[0]
+				wantEqual(t, code, p.ErrorCode, "%s v%d by %q", name, version, client)
+			}
+		}
+	}
+}
+
+// Some producers write the last record's time where the largest belongs; look-ups by time must find the record all the same.
+func TestProduceCorrectsMaxTimestamp(t *testing.T) {
+	d := newDataBroker(t, nil)
+	now := time.Now().UnixMilli()
+	lie := func(largest int64) []byte {
+		batch := kafkaproto.RecordBatch(makeBatch(t, kafkaproto.BatchOptions{}, recordsAt(now-2000, largest, now-1000)...))
+		binary.BigEndian.PutUint64(batch[35:], uint64(now-1000)) // maxTimestamp
+		batch.SetCRC()
+		return batch
+	}
+	d.createTopic("orders", 1)
+	d.produce(at{topic: "orders"}, lie(now))
+	wantFound(t, d.listOffset("orders", now), 1, now)
+	stored := call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 0)), 12).Topics[0].Partitions[0].RecordBatches
+	wantEqual(t, now, kafkaproto.RecordBatch(stored).MaxTimestamp())
+	offsetsIn(t, stored) // the checksum is right
+
+	// The true time obeys the topic's limits too.
+	d.createTopic("strict", 1, "message.timestamp.after.max.ms", "60000")
+	p := call[*kmsg.ProduceResponse](d, produceRequest(acksAll, at{topic: "strict"}, lie(now+3_600_000)), 9).Topics[0].Partitions[0]
+	wantEqual(t, kerr.InvalidTimestamp.Code, p.ErrorCode)
 }

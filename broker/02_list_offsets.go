@@ -18,7 +18,8 @@ import (
 //   - Negative timestamps ask for special offsets, see specialOffset.
 //   - Nothing found is offset -1 and timestamp -1 without an error.
 //   - A partition that is named twice is INVALID_REQUEST, at each place.
-//   - Looking up a timestamp may read from the bucket, so it is done in the reply and bounded by the request's timeout.
+//   - Looking up a timestamp may read from the bucket, so it is done in the reply and bounded by the request's timeout, 60 s
+//     at most.
 //
 // Versions:
 //
@@ -45,6 +46,9 @@ const (
 // listOffsetsTimeout bounds the look-ups of a request that brings no timeout: Kafka's default request.timeout.ms.
 const listOffsetsTimeout = 30 * time.Second
 
+// maxListOffsetsTimeout bounds what a request may ask for: requests behind it on the connection wait as long.
+const maxListOffsetsTimeout = maxAdminTimeout
+
 // foundOffset is the answer for one partition. An offset of -1 is nothing found.
 type foundOffset struct {
 	offset, timestamp int64
@@ -60,7 +64,7 @@ func handleListOffsets(b *Broker, _ context.Context, r *kafkaproto.Request) (kaf
 func (b *Broker) listOffsets(ctx context.Context, req *kmsg.ListOffsetsRequest) (kmsg.Response, error) {
 	timeout := listOffsetsTimeout
 	if req.Version >= 10 && req.TimeoutMillis > 0 {
-		timeout = time.Duration(req.TimeoutMillis) * time.Millisecond
+		timeout = min(time.Duration(req.TimeoutMillis)*time.Millisecond, maxListOffsetsTimeout)
 	}
 	lookup, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

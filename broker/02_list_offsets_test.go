@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,5 +214,18 @@ func TestListOffsetsObeysTimeout(t *testing.T) {
 			wantEqual(t, timeout, time.Since(began))
 			wantEqual(t, kerr.RequestTimedOut.Code, p.ErrorCode)
 		}
+	})
+}
+
+func TestListOffsetsWaitIsCapped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := coldBroker(t, 1)
+		d.bucket.SetDelay(objstore.OpGetRange, time.Hour, time.Hour)
+		d.bucket.SetDelay(objstore.OpGet, time.Hour, time.Hour)
+		req := listOffsetsRequest(lookUp{at{topic: "orders"}, 1, -1})
+		req.TimeoutMillis = math.MaxInt32
+		began := time.Now()
+		call[*kmsg.ListOffsetsResponse](d, req, 11)
+		wantEqual(t, maxListOffsetsTimeout, time.Since(began))
 	})
 }

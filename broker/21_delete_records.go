@@ -2,7 +2,7 @@ package broker
 
 import (
 	"context"
-	"time"
+	"errors"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -15,7 +15,8 @@ import (
 // Behaviour:
 //   - Offset -1 means the high watermark. An offset above it, or another negative one, is OFFSET_OUT_OF_RANGE. One at or
 //     below the start offset changes nothing.
-//   - The answer is the start offset after the trim, the low watermark, and comes when the trim is durable.
+//   - The answer is the start offset after the trim, the low watermark, and comes when the trim is durable. The
+//     request's timeout, 60 s at most, bounds the wait (REQUEST_TIMED_OUT; the trim is done all the same).
 //   - Trimming is by record: a batch that holds records on both sides of the offset stays whole until all are trimmed.
 //
 // Versions: 1 and 2 change no behaviour (throttling after the answer, KIP-219; flexible encoding, KIP-482).
@@ -37,7 +38,7 @@ func handleDeleteRecords(b *Broker, _ context.Context, r *kafkaproto.Request) (k
 	req := r.Body.(*kmsg.DeleteRecordsRequest)
 	return func(ctx context.Context) (kmsg.Response, error) {
 		trims := b.checkTrims(req)
-		commit, cancel := context.WithTimeout(ctx, time.Duration(max(req.TimeoutMillis, 0))*time.Millisecond)
+		commit, cancel := adminContext(ctx, req.TimeoutMillis)
 		defer cancel()
 		b.trimAll(commit, trims)
 		return b.deleteRecordsReply(req, trims), ctx.Err()
@@ -75,8 +76,9 @@ func (b *Broker) checkTrim(name string, p *kmsg.DeleteRecordsRequestTopicPartiti
 	return trim{stream: stream, offset: offset}
 }
 
-// trimAll does the trims in one transaction. If that fails, because a stream was deleted meanwhile, say, each is done
-// alone, so that it fails for its own reason only.
+// trimAll does the trims in one transaction. If a stream was deleted meanwhile that is refused as a whole, and each trim
+// is done alone, so that the failure is told to the one it belongs to. After any other error the transaction may be on its
+// way, and the error is that of all.
 func (b *Broker) trimAll(ctx context.Context, trims []trim) {
 	txn, n := streamstore.NewTxn(), 0
 	for i := range trims {
@@ -92,16 +94,17 @@ func (b *Broker) trimAll(ctx context.Context, trims []trim) {
 	if err == nil {
 		return
 	}
+	alone := n > 1 && errors.Is(err, streamstore.ErrNoStream)
 	for i := range trims {
 		if trims[i].err != nil {
 			continue
 		}
-		if n > 1 {
+		if alone {
 			one := streamstore.NewTxn()
 			one.Trim(trims[i].stream, trims[i].offset)
 			_, err = b.store.Commit(ctx, one)
 		}
-		trims[i].err = storeError(err)
+		trims[i].err = adminError(err)
 	}
 }
 

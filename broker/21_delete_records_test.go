@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -150,4 +151,27 @@ func TestTrimInsideBatchSurvivesRestart(t *testing.T) {
 		wantEqual(t, [][2]int64{{0, 9}}, offsetsIn(t, p.RecordBatches))
 		d.stop()
 	}
+}
+
+// After a timeout the trims are on their way: doing them again would write them twice, and wait twice.
+func TestDeleteRecordsTimesOutOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := remoteBroker(t, nil)
+		d.createTopic("orders", 3)
+		var trims []trimTo
+		for p := range int32(3) {
+			d.produce(at{topic: "orders", partition: p}, d.batchOf(10, 10))
+			trims = append(trims, trimTo{at{topic: "orders", partition: p}, 5})
+		}
+		d.bucket.SetDelay(objstore.OpCreate, 2*maxAdminTimeout, 2*maxAdminTimeout)
+		req := deleteRecordsRequest(trims...)
+		req.TimeoutMillis = math.MaxInt32
+		began, before := time.Now(), d.store.Stats().AppendNumber
+		resp := call[*kmsg.DeleteRecordsResponse](d, req, 2)
+		wantEqual(t, maxAdminTimeout, time.Since(began), "the wait is capped")
+		wantEqual(t, before+1, d.store.Stats().AppendNumber, "one transaction")
+		for _, rt := range resp.Topics {
+			wantEqual(t, kerr.RequestTimedOut.Code, rt.Partitions[0].ErrorCode)
+		}
+	})
 }

@@ -6,12 +6,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/objstore"
 	"github.com/brookletmq/brooklet/streamstore"
 )
 
@@ -639,4 +641,37 @@ func TestDescribeLogDirs(t *testing.T) {
 	if got := sizes([]kmsg.DescribeLogDirsRequestTopic{{Topic: "b", Partitions: []int32{1, 9, 1}}, {Topic: "b", Partitions: []int32{0}}, {Topic: "missing", Partitions: []int32{0}}, {Topic: "dir/stream", Partitions: []int32{0}}}); len(got) != 2 || got["b"] != 1 || got["dir/stream"] != 1 {
 		t.Errorf("some: %v", got)
 	}
+}
+
+// A store that takes no writes now makes changes of topics time out, an error that admin clients retry.
+func TestChangesUnderBackpressure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := remoteBroker(t, func(o *dataOptions) {
+			o.store.MaxBatchBytes = 1 << 20
+			o.store.FlushBytes = 1 << 20
+			o.store.MaxUnflushedBytes = 2 << 20
+		})
+		d.createTopic("orders", 1)
+		d.bucket.SetDelay(objstore.OpCreate, time.Hour, time.Hour)
+		for size := 900 << 10; ; {
+			req := withTimeout(produceRequest(acksLeader, at{topic: "orders"}, d.batchOf(1, size)), time.Second)
+			p := call[*kmsg.ProduceResponse](d, req, 9).Topics[0].Partitions[0]
+			if p.ErrorCode == 0 {
+				continue
+			}
+			wantCode(t, "Produce", p.ErrorCode, kafkaproto.ErrNotEnoughReplicas)
+			if size == 0 {
+				break // not the least change has room
+			}
+			size /= 2
+		}
+		req := creating("more", 1)
+		req.TimeoutMillis = 1000
+		created := call[*kmsg.CreateTopicsResponse](d, req, 7).Topics[0]
+		wantCode(t, "CreateTopics", created.ErrorCode, kafkaproto.ErrRequestTimedOut)
+		trimmed := deleteRecordsRequest(trimTo{at{topic: "orders"}, 0})
+		trimmed.TimeoutMillis = 1000
+		wantEqual(t, errBackpressure.Message, adminError(streamstore.ErrBackpressure).Message, "a store that does not wait says why")
+		wantCode(t, "DeleteRecords", call[*kmsg.DeleteRecordsResponse](d, trimmed, 2).Topics[0].Partitions[0].ErrorCode, kafkaproto.ErrRequestTimedOut)
+	})
 }

@@ -78,7 +78,7 @@ func (c *catalogue) ensureStream(ctx context.Context, name string) (*topic, *kaf
 // produce requests wait and retry for.
 func creationPending(err *kafkaproto.Error) *kafkaproto.Error {
 	switch err {
-	case kafkaproto.ErrRequestTimedOut, errBackpressure:
+	case kafkaproto.ErrRequestTimedOut, errBackpressure, errAdminBackpressure:
 		return kafkaproto.ErrLeaderNotAvailable
 	}
 	return err

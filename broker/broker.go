@@ -125,7 +125,7 @@ func (o *Options) Validate() error {
 	check(o.AdvertisedPort > 0 && o.AdvertisedPort <= 65535, "AdvertisedPort is %d; it must be 1 to 65535", o.AdvertisedPort)
 	check(o.DefaultPartitions > 0 && o.DefaultPartitions <= maxPartitionsPerRequest,
 		"DefaultPartitions is %d; it must be 1 to %d", o.DefaultPartitions, maxPartitionsPerRequest)
-	check(o.MaxMessageBytes > 0 && o.MaxMessageBytes <= 1<<30, "MaxMessageBytes is %d; it must be 1 to %d", o.MaxMessageBytes, 1<<30)
+	check(o.MaxMessageBytes > 0 && o.MaxMessageBytes <= maxBatchBytes, "MaxMessageBytes is %d; it must be 1 to %d", o.MaxMessageBytes, maxBatchBytes)
 	check(o.DefaultRetention < 0 || o.DefaultRetention >= time.Millisecond,
 		"DefaultRetention is %s; it must be at least 1ms, or negative for ever", o.DefaultRetention)
 	check(o.FetchMaxBytes > 0, "FetchMaxBytes is %d; it must be positive", o.FetchMaxBytes)

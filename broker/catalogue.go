@@ -255,7 +255,7 @@ func (c *catalogue) change(ctx context.Context, names []string, checked []*kafka
 	}
 	for i := range errs {
 		if errs[i] == nil {
-			errs[i] = storeError(err)
+			errs[i] = adminError(err)
 		}
 	}
 	return errs

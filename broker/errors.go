@@ -39,6 +39,10 @@ var storeErrors = []struct {
 
 var errBackpressure = kafkaproto.ErrNotEnoughReplicas.WithMessage("the object store is behind, or the local disk is nearly full; nothing was written, try again")
 
+// errAdminBackpressure is errBackpressure for clients that change topics: of the errors that they retry, this one says
+// best that nothing is wrong with the request.
+var errAdminBackpressure = kafkaproto.ErrRequestTimedOut.WithMessage("%s", errBackpressure.Message)
+
 // Errors that only requests for administration are answered with.
 var (
 	errLogDirNotFound           = &kafkaproto.Error{Code: 57, Name: "LOG_DIR_NOT_FOUND", Message: "there is no such log directory: the only one is " + logDir}
@@ -74,6 +78,15 @@ func storeError(err error) *kafkaproto.Error {
 		return m.kafka
 	}
 	return kafkaproto.ErrUnknownServerError.WithMessage("%v", err)
+}
+
+// adminError is storeError for requests that change topics, streams and their configs.
+func adminError(err error) *kafkaproto.Error {
+	e := storeError(err)
+	if e == errBackpressure {
+		return errAdminBackpressure
+	}
+	return e
 }
 
 // errorFields returns e as responses carry it: the code, and the message or null. Nil is success.

@@ -85,8 +85,8 @@ var topicConfigs = []configDef{
 		doc: "Accepted and ignored: all data lives in the object store, local disks are a cache."},
 	{name: "max.compaction.lag.ms", kind: kmsg.ConfigTypeLong, value: maxInt64, synonym: "log.cleaner.max.compaction.lag.ms", check: longFrom(1),
 		doc: "Accepted and ignored: see cleanup.policy."},
-	{name: configMaxMessageBytes, kind: kmsg.ConfigTypeInt, value: strconv.Itoa(defaultMaxMessageBytes), synonym: "message.max.bytes", check: intIn(0, math.MaxInt32), honoured: true,
-		doc: "The largest record batch accepted, in bytes, as the producer sent it (after compression)."},
+	{name: configMaxMessageBytes, kind: kmsg.ConfigTypeInt, value: strconv.Itoa(defaultMaxMessageBytes), synonym: "message.max.bytes", check: batchLimit, honoured: true,
+		doc: "The largest record batch accepted, in bytes, as the producer sent it (after compression): 0 (none) to 67108864."},
 	{name: configTimestampAfter, kind: kmsg.ConfigTypeLong, value: "3600000", synonym: "log.message.timestamp.after.max.ms", check: longFrom(0), honoured: true,
 		doc: "How far ahead of the broker's clock the timestamps of a batch may be, in milliseconds (KIP-937)."},
 	{name: configTimestampBefore, kind: kmsg.ConfigTypeLong, value: maxInt64, synonym: "log.message.timestamp.before.max.ms", check: longFrom(0), honoured: true,
@@ -324,6 +324,17 @@ func intIn(low, high int64) func(string) error {
 		}
 		return fmt.Errorf("it must be an integer from %d to %d", low, high)
 	}
+}
+
+// maxBatchBytes is the largest record batch that the store takes unless its options say otherwise, in bytes.
+const maxBatchBytes = 64 << 20
+
+// batchLimit allows the sizes of record batches that the store takes.
+func batchLimit(v string) error {
+	if intIn(0, maxBatchBytes)(v) == nil {
+		return nil
+	}
+	return fmt.Errorf("it must be an integer from 0 to %d (64 MiB), the largest record batch that the store takes", maxBatchBytes)
 }
 
 func longFrom(low int64) func(string) error { return intIn(low, math.MaxInt64) }

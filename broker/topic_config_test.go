@@ -52,7 +52,7 @@ func TestTopicConfigValues(t *testing.T) {
 		{"compression.zstd.level", []string{"-131072", "22"}, []string{"23", "-131073"}},
 		{"retention.ms", []string{"-1", "0", maxInt64}, []string{"-2", "", "1.5", "9223372036854775808", "1h"}},
 		{"retention.bytes", []string{"-1", "0", maxInt64}, []string{"-2", "x"}},
-		{"max.message.bytes", []string{"0", "2147483647"}, []string{"-1", "2147483648"}},
+		{"max.message.bytes", []string{"0", "67108864"}, []string{"-1", "67108865", "2147483647", "x"}},
 		{"message.timestamp.type", []string{"CreateTime", "LogAppendTime"}, []string{"createtime", ""}},
 		{"message.timestamp.after.max.ms", []string{"0", maxInt64}, []string{"-1"}},
 		{"min.cleanable.dirty.ratio", []string{"0", "0.5", "1"}, []string{"-0.1", "1.1", "NaN", "x"}},
