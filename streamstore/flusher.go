@@ -131,7 +131,7 @@ func (f *flusher) run(ctx context.Context) {
 			}
 		}
 		if err := f.seal(ctx); err != nil {
-			f.store.fail(err)
+			f.store.fail(failure(err))
 			return
 		}
 		if !timing && len(f.waiting) > 0 && f.target <= f.waiting[0].number {
@@ -139,6 +139,14 @@ func (f *flusher) run(ctx context.Context) {
 			timing = true
 		}
 	}
+}
+
+// failure makes an error that ends the flusher one that callers of the store know.
+func failure(err error) error {
+	if errors.Is(err, ErrFenced) || errors.Is(err, ErrFailed) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrFailed, err)
 }
 
 func (f *flusher) takeArrived() {
@@ -455,12 +463,19 @@ func (s *Store) whoseObject(ctx context.Context, name string, mine *commitHeader
 	return fmt.Errorf("%w: object %s of epoch %d is there, this writer has epoch %d", ErrFenced, name, found.epoch, mine.epoch)
 }
 
+// maxCorruptReads is how often something is read before it counts as damaged where it
+// is stored, and not on the way.
+const maxCorruptReads = 3
+
 // retry calls do until it succeeds, ctx ends, or it fails for good.
 func retry(ctx context.Context, log *zap.Logger, what string, do func() error) error {
-	backoff := uploadBackoffMin
+	backoff, corrupt := uploadBackoffMin, 0
 	for {
 		err := do()
-		if err == nil || errors.Is(err, ErrFenced) || errors.Is(err, ErrCorrupt) || errors.Is(err, errBurned) || ctx.Err() != nil {
+		if errors.Is(err, ErrCorrupt) {
+			corrupt++
+		}
+		if err == nil || errors.Is(err, ErrFenced) || corrupt == maxCorruptReads || errors.Is(err, errBurned) || ctx.Err() != nil {
 			return err
 		}
 		wait := backoff/2 + rand.N(backoff/2)
@@ -484,7 +499,7 @@ func (f *flusher) completeHead(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return c.err
+			return failure(c.err)
 		case c.burned:
 			return f.renumber(ctx)
 		}

@@ -10,6 +10,7 @@ import (
 // metrics of a store. None has a label that grows with the number of streams.
 type metrics struct {
 	registerer    prometheus.Registerer
+	counters      []prometheus.Collector
 	groups        prometheus.Counter
 	groupAppends  prometheus.Counter
 	commits       prometheus.Counter
@@ -36,9 +37,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	m := &metrics{registerer: registerer, commitNumber: &gaugeValue{}}
 	counter := func(name, help string) prometheus.Counter {
 		c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: "brooklet", Subsystem: "streamstore", Name: name, Help: help})
-		if registerer != nil {
-			registerer.MustRegister(c)
-		}
+		m.counters = append(m.counters, c)
 		return c
 	}
 	m.groups = counter("append_groups_total", "Groups of appends written to the local database together.")
@@ -53,12 +52,13 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	return m
 }
 
-// observe registers the gauges that look at a store. They take short locks, none
-// that an append holds across I/O.
+// observe registers the metrics, once the store is open. The gauges take short locks,
+// none that an append holds across I/O.
 func (m *metrics) observe(s *Store) {
 	if m.registerer == nil {
 		return
 	}
+	m.registerer.MustRegister(m.counters...)
 	gauge := func(name, help string, value func() float64) {
 		m.registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "brooklet", Subsystem: "streamstore", Name: name, Help: help}, value))
 	}

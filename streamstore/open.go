@@ -22,7 +22,7 @@ type Recovery struct {
 	Commit          uint64        // number of the log object that is the claim
 	ReplayedCommits int           // log objects that the disk had not seen
 	TailAppends     int           // unflushed appends and transactions found on the disk
-	SetAside        string        // file with unflushed appends that could not be kept; "" if none
+	SetAside        string        // file with unflushed appends and transactions that could not be kept; "" if none
 	SetAsideAppends int           // how many
 	Took            time.Duration // from start to claimed
 }
@@ -124,6 +124,9 @@ func (s *Store) followAndClaim(ctx context.Context) error {
 func (s *Store) openDatabase() error {
 	if err := makeDir(s.opts.FS, s.opts.Dir); err != nil {
 		return fmt.Errorf("data directory %s: %w", s.opts.Dir, err)
+	}
+	if err := s.opts.FS.RemoveAll(s.opts.outdatedDir()); err != nil {
+		return fmt.Errorf("removing an outdated database: %w", err)
 	}
 	if err := s.freeBallast(); err != nil {
 		return err

@@ -36,24 +36,46 @@ func (s *Store) Expire(ctx context.Context) error {
 // expireRecords looks at the streams whose settings let records expire. Records
 // expire by whole extents.
 func (s *Store) expireRecords(ctx context.Context) error {
-	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: []byte{prefixStream}, UpperBound: []byte{prefixStream + 1}})
-	if err != nil {
-		return err
+	for next := StreamID(0); ; next++ {
+		batch, err := s.expiringStreams(next)
+		if err != nil || len(batch) == 0 {
+			return err
+		}
+		for i := range batch {
+			if err := s.expireStream(ctx, batch[i].id, &batch[i].row); err != nil {
+				return err
+			}
+		}
+		next = batch[len(batch)-1].id
 	}
-	defer iter.Close()
-	for valid := iter.First(); valid && ctx.Err() == nil; valid = iter.Next() {
+}
+
+type expiringStream struct {
+	id  StreamID
+	row streamRow
+}
+
+// expiringBatch bounds the streams that one step of retention looks at: the database's
+// snapshot is not held while appends are waited for.
+const expiringBatch = 1000
+
+// expiringStreams returns the next streams from id on whose records can expire.
+func (s *Store) expiringStreams(id StreamID) (batch []expiringStream, err error) {
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: streamKey(id), UpperBound: []byte{prefixStream + 1}})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, iter.Error(), iter.Close()) }()
+	for valid := iter.First(); valid && len(batch) < expiringBatch; valid = iter.Next() {
 		row, err := decodeStreamRow(iter.Value())
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if !row.settings.expires() {
-			continue
-		}
-		if err := s.expireStream(ctx, StreamID(keyNumber(iter.Key(), 0)), &row); err != nil {
-			return err
+		if row.settings.expires() {
+			batch = append(batch, expiringStream{StreamID(keyNumber(iter.Key(), 0)), row})
 		}
 	}
-	return errors.Join(iter.Error(), ctx.Err())
+	return batch, nil
 }
 
 func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) error {
@@ -63,7 +85,11 @@ func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) e
 	}
 	t := NewTxn()
 	t.Trim(id, start)
-	if _, _, err := s.queueTxn(ctx, t); err != nil && !errors.Is(err, ErrNoStream) {
+	_, _, err = s.queueTxn(ctx, t)
+	switch {
+	case errors.Is(err, ErrNoStream), errors.Is(err, ErrOffsetOutOfRange):
+		return nil // deleted meanwhile, or flushed before it is synced: the next pass
+	case err != nil:
 		return err
 	}
 	s.metrics.expired.Inc()

@@ -131,12 +131,16 @@ func (c *segmentCache) fetch(flights []*flight) {
 func (c *segmentCache) read(ctx context.Context, object uint64, position, length int64) ([]byte, error) {
 	weight := min(length, maxFetchingBytes)
 	if err := c.fetching.Acquire(ctx, weight); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("waiting to read from the bucket: gave up after %v", fetchTimeout)
 	}
 	defer c.fetching.Release(weight)
 	name := logName(c.store.opts.Shard, object)
 	data, err := c.store.opts.Bucket.GetRange(ctx, name, position, length)
 	if err != nil {
+		if ctx.Err() != nil {
+			// This fetch's own time is over; its waiters must not take it for theirs.
+			return nil, fmt.Errorf("reading %d bytes at %d of %s: gave up after %v: %v", length, position, name, fetchTimeout, err)
+		}
 		return nil, fmt.Errorf("reading %d bytes at %d of %s: %w", length, position, name, err)
 	}
 	c.store.metrics.segmentBytes.Add(float64(length))

@@ -18,10 +18,11 @@ import (
 // set-aside-<epoch>-<ms since 1970>.tail; integers are big-endian:
 //
 //	magic "BRKLTAIL" (8)
-//	then for each append, in order:
+//	then for each append and transaction, in order:
 //	  length of what follows the checksum (4), CRC-32C of that (4)
-//	  length of the stream name (2), stream name
-//	  the record batch, with the offsets it had been given
+//	  length of the stream name (2), stream name; 0 for a transaction
+//	  the record batch, with the offsets it had been given; of a transaction the
+//	  tail entry (see mutation.encode)
 const setAsideMagic = "BRKLTAIL"
 
 // setTailAside writes the local tail to a set-aside file and begins again with an
@@ -32,17 +33,33 @@ func (s *Store) setTailAside() error {
 	if err != nil {
 		return fmt.Errorf("setting unflushed records aside: %w", err)
 	}
-	if err := s.db.Close(); err != nil {
+	db := s.db
+	s.db = nil // closed once, whatever comes of it
+	if err := db.Close(); err != nil {
 		return err
 	}
-	s.db = nil
-	if err := s.opts.FS.RemoveAll(s.opts.dbDir()); err != nil {
+	if err := s.discardDatabase(); err != nil {
 		return fmt.Errorf("removing the outdated database: %w", err)
 	}
 	s.recovery = Recovery{SetAside: name, SetAsideAppends: n}
 	s.log.Error("another writer has claimed this shard since this disk was used; its unflushed records are not part of the log any more and were set aside",
 		zap.String("file", name), zap.Int("appends", n))
 	return s.openDatabase()
+}
+
+// discardDatabase removes the database in a way that a crash cannot leave half of it
+// behind: the folder is renamed first, and openDatabase removes what is left of it.
+func (s *Store) discardDatabase() error {
+	if err := s.opts.FS.RemoveAll(s.opts.outdatedDir()); err != nil {
+		return err
+	}
+	if err := s.opts.FS.Rename(s.opts.dbDir(), s.opts.outdatedDir()); err != nil {
+		return err
+	}
+	if err := syncDir(s.opts.FS, s.opts.Dir); err != nil {
+		return err
+	}
+	return s.opts.FS.RemoveAll(s.opts.outdatedDir())
 }
 
 func (s *Store) positionEpoch() uint64 {
@@ -67,11 +84,12 @@ func (s *Store) writeSetAside(name string) (appends int, err error) {
 	}
 	for valid := iter.First(); valid; valid = iter.Next() {
 		value := iter.Value()
-		if len(value) < tailAppendHeader || value[0] != tailAppend {
-			continue // a transaction: its effect is in the old database only
+		stream, payload := "", value // a transaction
+		if len(value) >= tailAppendHeader && value[0] == tailAppend {
+			stream = s.setAsideName(StreamID(binary.BigEndian.Uint64(value[1:])))
+			payload = value[tailAppendHeader:]
 		}
-		stream := s.setAsideName(StreamID(binary.BigEndian.Uint64(value[1:])))
-		if _, err := file.Write(setAsideRecord(stream, value[tailAppendHeader:])); err != nil {
+		if _, err := file.Write(setAsideRecord(stream, payload)); err != nil {
 			return 0, err
 		}
 		appends++
@@ -96,10 +114,10 @@ func (s *Store) setAsideName(id StreamID) string {
 	return fmt.Sprintf("deleted stream %d", id)
 }
 
-func setAsideRecord(stream string, batch []byte) []byte {
-	b := make([]byte, 8, 10+len(stream)+len(batch))
+func setAsideRecord(stream string, payload []byte) []byte {
+	b := make([]byte, 8, 10+len(stream)+len(payload))
 	b = binary.BigEndian.AppendUint16(b, uint16(len(stream)))
-	b = append(append(b, stream...), batch...)
+	b = append(append(b, stream...), payload...)
 	binary.BigEndian.PutUint32(b, uint32(len(b)-8))
 	binary.BigEndian.PutUint32(b[4:], crc32.Checksum(b[8:], castagnoli))
 	return b

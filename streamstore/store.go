@@ -417,3 +417,6 @@ func (s *Store) Scan(prefix []byte, fn func(key, value []byte) error) error {
 
 // dbDir is the folder of the Pebble database inside the data directory.
 func (o *Options) dbDir() string { return path.Join(o.Dir, "db") }
+
+// outdatedDir is where a database is put that is about to be removed.
+func (o *Options) outdatedDir() string { return path.Join(o.Dir, "db-outdated") }

@@ -53,9 +53,11 @@ type stream struct {
 		// still are in the tail cache.
 		tail      []*tailEntry
 		producers map[int64]*producer
-		watchers  map[watcher]struct{}
-		readers   [readerSlots]readerPosition
-		nextSlot  int
+		// producerSweep is the number of producers at which idle ones are dropped.
+		producerSweep int
+		watchers      map[watcher]struct{}
+		readers       [readerSlots]readerPosition
+		nextSlot      int
 	}
 
 	// Guarded by the streamTable shard's lock.
@@ -210,7 +212,7 @@ func (s *Store) lockWithProducer(st *stream, id int64) (*producer, error) {
 }
 
 func (st *stream) evictProducersLocked() {
-	if len(st.mu.producers) < maxCachedProducers {
+	if len(st.mu.producers) < max(st.mu.producerSweep, maxCachedProducers) {
 		return
 	}
 	for id, p := range st.mu.producers {
@@ -218,6 +220,8 @@ func (st *stream) evictProducersLocked() {
 			delete(st.mu.producers, id)
 		}
 	}
+	// However many have to stay, a sweep costs no more than what was added since.
+	st.mu.producerSweep = 2 * len(st.mu.producers)
 }
 
 // producerIdle reports whether nothing is known of a producer as of the newest commit

@@ -2,6 +2,7 @@ package streamstore
 
 import (
 	"context"
+	"errors"
 	"math"
 )
 
@@ -24,6 +25,10 @@ func (s *Store) ScanTimestamp(ctx context.Context, id StreamID, ts int64, fn fun
 			return err
 		}
 		result, err := s.Read(ctx, id, candidate, ReadOptions{MaxBytes: extentTarget, MinOneBatch: true})
+		if errors.Is(err, ErrOffsetOutOfRange) && result.Start > candidate {
+			next = result.Start // trimmed meanwhile
+			continue
+		}
 		if err != nil {
 			return err
 		}
