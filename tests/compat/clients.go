@@ -34,7 +34,7 @@ func clients() []*client {
 			"kafkajs": "2.2.4", "kafkajs-snappy": "1.1.0", "lz4js": "0.2.0", "@bokuweb/zstd-wasm": "0.0.27",
 		}),
 		nodeClient("platformatic-kafka", "platformatic_client.mjs", map[string]string{
-			"@platformatic/kafka": "1.35.0", "snappy": "7.3.3", "lz4-napi": "2.9.0",
+			"@platformatic/kafka": "1.35.0",
 		}),
 		javaClient("4.4.0"),
 		javaClient("3.9.2"),
