@@ -12,7 +12,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
 	"github.com/brookletmq/brooklet/streamstore"
@@ -23,12 +22,15 @@ import (
 // Behaviour:
 //   - A reply leaves when it has min bytes, when a partition has an error, at max wait, or when the broker drains.
 //     Waiting costs nothing: the partitions are registered in a watch, and none is looked at before it has news.
+//   - What was read for a reply that waits for more stays with it; only what comes later is read then. Max wait is 5
+//     minutes at most.
 //   - Whole batches are returned, the first one being that which contains the fetch offset. The first batch of the
 //     first partition with data comes whatever its size (KIP-74), also when partitions before it are empty.
 //   - A request outside a session is served in the order of its partitions; rotating them is up to the client, as in
 //     Kafka. A session rotates: partitions that were served go behind those that were not.
-//   - Records held for replies in flight are bounded by Options.FetchMemory.
-//   - Reads from the bucket obey max wait too: what was not read in time is read on in the background, for the next try.
+//   - Records held for replies in flight are bounded by Options.FetchMemory, see fetchMemory. Min bytes yields to it.
+//   - Partitions whose records are at hand are served first. Those that have to be read from the bucket are read together,
+//     maxColdReads at a time; what was not read in time is read on in the background, for the next try.
 //
 // Versions:
 //
@@ -47,8 +49,13 @@ const (
 	// fetchReadGrace is how long a read from the bucket may hold up a reply that could leave without it, so that a
 	// client that does not want to wait makes progress on cold data all the same.
 	fetchReadGrace = 20 * time.Millisecond
-	// replyCopies is how often the records of a reply are in memory at the worst moment: gathered, and encoded.
-	replyCopies = 2
+	// maxFetchWait bounds max wait: the client's number may be days, and requests behind it on the connection wait too.
+	maxFetchWait = 5 * time.Minute
+	// maxColdReads bounds the reads from the bucket that one fetch waits for at a time.
+	maxColdReads = 16
+	// minColdRead is what one of them may bring at least if the reply has room, in bytes. It leaves half of what it
+	// could have to others.
+	minColdRead = 1 << 20
 
 	isolationReadCommitted = 1
 )
@@ -56,20 +63,17 @@ const (
 // fetcher is what all fetches share.
 type fetcher struct {
 	sessions *fetchSessions
-	// memory bounds the records of replies in flight; memoryBytes is all of it.
-	memory      *semaphore.Weighted
-	memoryBytes int64
-	m           *fetchMetrics
-	log         *zap.Logger // for what may happen very often: a few lines a minute
+	memory   *fetchMemory
+	m        *fetchMetrics
+	log      *zap.Logger // for what may happen very often: a few lines a minute
 }
 
 func newFetcher(opts *Options) *fetcher {
 	m := newFetchMetrics(opts.Registerer)
 	return &fetcher{
-		sessions:    newFetchSessions(opts.Store, opts.FetchSessionSlots, m),
-		memory:      semaphore.NewWeighted(opts.FetchMemory),
-		memoryBytes: opts.FetchMemory,
-		m:           m,
+		sessions: newFetchSessions(opts.Store, opts.FetchSessionSlots, m),
+		memory:   newFetchMemory(opts.FetchMemory, m),
+		m:        m,
 		log: opts.Logger.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
 			return zapcore.NewSamplerWithOptions(c, time.Minute, 5, 0)
 		})),
@@ -84,8 +88,10 @@ type fetchMetrics struct {
 	sessionPartitions prometheus.Gauge
 	sessionEvictions  prometheus.Counter
 	partitionReads    prometheus.Counter
+	readBytes         prometheus.Counter
 	memoryBytes       prometheus.Gauge
 	memoryWaits       prometheus.Counter
+	memoryEmpty       prometheus.Counter
 }
 
 func newFetchMetrics(reg prometheus.Registerer) *fetchMetrics {
@@ -102,8 +108,10 @@ func newFetchMetrics(reg prometheus.Registerer) *fetchMetrics {
 		sessionPartitions: gauge("fetch_session_partitions", "Partitions of all incremental fetch sessions."),
 		sessionEvictions:  counter("fetch_session_evictions_total", "Fetch sessions that lost their slot, idle or to a larger one."),
 		partitionReads:    counter("fetch_partition_reads_total", "Partitions looked at for a fetch, whether they had data or not."),
+		readBytes:         counter("fetch_read_bytes_total", "Records read for fetches, whether they were sent or not."),
 		memoryBytes:       gauge("fetch_memory_bytes", "Memory reserved for the records of fetch replies in flight."),
 		memoryWaits:       counter("fetch_memory_waits_total", "Fetches that had to wait for memory."),
+		memoryEmpty:       counter("fetch_memory_empty_total", "Fetches answered without records because replies in flight held the memory for them."),
 	}
 }
 
@@ -123,8 +131,9 @@ func (b *Broker) fetch(ctx context.Context, req *kmsg.FetchRequest, hurry <-chan
 		return resp, nil
 	}
 	f := newFetch(b, req, s)
+	f.hurry = hurry
 	defer f.end()
-	if err := f.run(ctx, hurry); err != nil {
+	if err := f.run(ctx); err != nil {
 		return nil, err
 	}
 	return f.reply(), nil
@@ -138,15 +147,21 @@ func (f *fetch) end() {
 	}
 	f.b.fetches.sessions.end(f.s)
 	f.memory.release()
+	if f.timer != nil {
+		f.timer.Stop()
+	}
 }
 
-// fetch is one request being served.
+// fetch is one request being served. It has three kinds of partitions at any time: those in the session's queue, which
+// are to be looked at; those being read from the bucket; and the others, which wait for news.
 type fetch struct {
-	b    *Broker
-	req  *kmsg.FetchRequest
-	s    *fetchSession
-	full bool // the reply names every partition
+	b     *Broker
+	req   *kmsg.FetchRequest
+	s     *fetchSession
+	full  bool            // the reply names every partition
+	hurry <-chan struct{} // closed when the reply is due at once
 
+	began              time.Time
 	maxWait            time.Duration
 	minBytes, maxBytes int
 	readCommitted      bool
@@ -154,12 +169,17 @@ type fetch struct {
 	results []fetchResult
 	bytes   int  // of all results
 	failed  bool // a result is an error
-	stopped bool // no room, memory or time for more, though there may be data
-	// served returned data or an error and go to the end of the queue when the fetch is over; unread have data that
-	// did not come along and go to its front.
-	served, unread []*fetchPartition
-	memory         reservation
-	replied        bool // the session is ready for its next request
+	stopped bool // no room or memory for more, though there may be data
+	starved bool // stopped for want of memory
+	dueAt   time.Time
+	timer   *time.Timer
+	// unread have data that did not come along. They go to the front of the queue when the fetch is over, those that
+	// were served to its end.
+	unread  []*fetchPartition
+	memory  reservation
+	replied bool // the session is ready for its next request
+
+	cold coldReads
 }
 
 // fetchResult is what the reply says about one partition.
@@ -169,6 +189,24 @@ type fetchResult struct {
 	read streamstore.ReadResult
 }
 
+// coldReads are the reads from the bucket that a fetch waits for.
+type coldReads struct {
+	n       int // that have not landed yet
+	claimed int // bytes of records that those may bring
+	blocked bool
+	landed  chan coldRead
+	ctx     context.Context // of the reads
+	stop    context.CancelFunc
+}
+
+// coldRead is one of them, when it is done.
+type coldRead struct {
+	p     *fetchPartition
+	limit int // bytes of records taken for it
+	read  streamstore.ReadResult
+	err   error
+}
+
 func newFetch(b *Broker, req *kmsg.FetchRequest, s *fetchSession) *fetch {
 	maxBytes := min(max(int(req.MaxBytes), 0), b.opts.FetchMaxBytes)
 	return &fetch{
@@ -176,43 +214,31 @@ func newFetch(b *Broker, req *kmsg.FetchRequest, s *fetchSession) *fetch {
 		req:           req,
 		s:             s,
 		full:          isFullFetch(req),
-		maxWait:       time.Duration(req.MaxWaitMillis) * time.Millisecond,
+		began:         time.Now(),
+		maxWait:       min(time.Duration(req.MaxWaitMillis)*time.Millisecond, maxFetchWait),
 		minBytes:      min(int(req.MinBytes), maxBytes),
 		maxBytes:      maxBytes,
 		readCommitted: req.IsolationLevel == isolationReadCommitted,
-		memory:        reservation{pool: b.fetches},
+		memory:        reservation{pool: b.fetches.memory},
 	}
 }
 
 // run reads until the reply is due. An error means that the connection is gone.
-func (f *fetch) run(ctx context.Context, hurry <-chan struct{}) error {
-	wait, cancel := context.WithTimeout(ctx, max(f.maxWait, fetchReadGrace))
-	defer cancel()
+func (f *fetch) run(ctx context.Context) error {
+	defer f.gatherCold()
 	f.s.takeNews()
-	f.pass(wait)
-	if f.due() {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(f.maxWait)
-	defer timer.Stop()
-	for !f.due() {
-		if !f.s.startWatch(f.b.store) {
-			select {
-			case <-f.s.watch.Ready():
-			case <-timer.C:
-				return ctx.Err()
-			case <-f.b.draining:
-				return ctx.Err()
-			case <-hurry:
-				return ctx.Err()
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			f.s.takeNews()
+	for {
+		f.pass(ctx)
+		if f.due() && f.cold.n == 0 {
+			return ctx.Err()
 		}
-		f.pass(wait)
+		if !f.due() && f.s.startWatch(f.b.store) {
+			continue
+		}
+		if !f.wait(ctx) {
+			return ctx.Err()
+		}
 	}
-	return ctx.Err()
 }
 
 // due reports whether the reply may leave before its time is up.
@@ -220,75 +246,190 @@ func (f *fetch) due() bool {
 	return f.maxWait <= 0 || f.bytes >= f.minBytes || f.failed || f.stopped || len(f.s.byKey) == 0
 }
 
-// pass serves the queued partitions until the queue is empty or the reply is full.
+// wait returns true when there is something to read, or when a read from the bucket is done, and false when the reply
+// must leave.
+func (f *fetch) wait(ctx context.Context) bool {
+	var news <-chan struct{}
+	if !f.due() {
+		news = f.s.watch.Ready()
+	}
+	if left := time.Until(f.deadline()); f.timer == nil {
+		f.timer = time.NewTimer(left)
+	} else {
+		f.timer.Reset(left)
+	}
+	select {
+	case <-news:
+		f.s.takeNews()
+		return true
+	case c := <-f.cold.landed:
+		f.land(c)
+		return true
+	case <-f.timer.C:
+	case <-f.b.draining:
+	case <-f.hurry:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// deadline is when the reply leaves whatever it has. One that is due but for reads from the bucket waits for those a
+// little.
+func (f *fetch) deadline() time.Time {
+	if f.cold.n == 0 {
+		return f.began.Add(f.maxWait)
+	}
+	end := f.began.Add(max(f.maxWait, fetchReadGrace))
+	if !f.due() {
+		return end
+	}
+	if f.dueAt.IsZero() {
+		f.dueAt = time.Now()
+	}
+	if grace := f.dueAt.Add(fetchReadGrace); grace.Before(end) {
+		return grace
+	}
+	return end
+}
+
+// pass serves the queued partitions with what is at hand, and starts to read from the bucket what is not, until the queue
+// is empty, the reply is full, or it takes a cold read that lands to go on.
 func (f *fetch) pass(ctx context.Context) {
-	grace := false
-	for !f.stopped {
+	for !f.stopped && !f.cold.blocked && f.cold.n < maxColdReads {
 		p := f.s.queue.pop()
 		if p == nil {
 			return
 		}
-		if !grace && f.due() {
-			// The reply need not wait any more: what is at hand may come along.
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, fetchReadGrace)
-			defer cancel()
-			grace = true
+		if p.cold {
+			p.again = true
+			continue
 		}
 		f.serve(ctx, p)
 	}
 }
 
-// serve reads one partition, instead of what was read of it before in this fetch.
+// serve reads one partition, from where its result in this fetch ends.
 func (f *fetch) serve(ctx context.Context, p *fetchPartition) {
-	f.withdraw(p)
-	room := f.maxBytes - f.bytes
-	if f.bytes > 0 && room <= 0 {
+	room := f.maxBytes - f.bytes - f.cold.claimed
+	if room <= 0 && f.bytes+f.cold.claimed > 0 {
 		f.stop(p)
 		return
 	}
-	limit := min(room, max(int(p.maxBytes), 0))
-	if !f.memory.reserve(ctx, limit, f.bytes == 0) {
+	limit := max(min(room, int(p.maxBytes)-f.heldOf(p)), 0)
+	granted, ok := f.reserve(ctx, limit)
+	if !ok {
+		f.starved = f.cold.n == 0
 		f.stop(p)
 		return
 	}
 	f.b.fetches.m.partitionReads.Inc()
-	read, kerr, timedOut := f.read(ctx, p, streamstore.ReadOptions{MaxBytes: limit, MinOneBatch: f.bytes == 0})
-	f.memory.settle(limit, read.Bytes)
+	read, kerr, cold := f.readAtHand(p, granted)
+	if cold {
+		part := min(granted, max(granted/2, minColdRead))
+		f.memory.settle(granted, part)
+		f.startCold(ctx, p, part)
+		return
+	}
+	f.memory.settle(granted, read.Bytes)
+	f.accept(p, read, kerr, limit == room || granted < limit)
+}
+
+// reserve takes memory for n bytes of records, or less, waiting for it if the fetch holds nothing.
+func (f *fetch) reserve(ctx context.Context, n int) (granted int, ok bool) {
+	granted, ok = f.memory.take(n)
+	if ok || f.memory.bytes > 0 || f.cold.n > 0 {
+		return granted, ok
+	}
+	f.b.fetches.m.memoryWaits.Inc()
+	w := f.memory.wait(n)
+	timer := time.NewTimer(time.Until(f.began.Add(max(f.maxWait, fetchReadGrace))))
+	defer timer.Stop()
+	select {
+	case <-w.ready:
+	case <-timer.C:
+	case <-f.b.draining:
+	case <-f.hurry:
+	case <-ctx.Done():
+	}
+	return w.leave()
+}
+
+// accept puts what was read of p, or the error, into its result. noRoom tells that the next batch, if there is one, did
+// not come because the reply has no room for it, rather than because of p's own limit.
+func (f *fetch) accept(p *fetchPartition, read streamstore.ReadResult, kerr *kafkaproto.Error, noRoom bool) {
+	held := f.heldOf(p)
+	f.b.fetches.m.readBytes.Add(float64(read.Bytes))
 	switch {
-	case timedOut:
-		f.stop(p)
+	case kerr != nil && held > 0 && kerr.Code == kafkaproto.ErrKafkaStorageError.Code:
+		f.stopped = true // what was read is good; the next fetch meets the error
 	case kerr != nil:
-		f.failed = true
-		f.report(p, fetchResult{p: p, err: kerr})
-		f.served = append(f.served, p)
+		f.fail(p, kerr)
+	case held > 0 && read.Start > p.offset:
+		f.memory.settle(read.Bytes, 0)
+		f.fail(p, storeError(streamstore.ErrOffsetOutOfRange)) // trimmed meanwhile
 	case read.Bytes > 0:
-		f.bytes += read.Bytes
-		f.report(p, fetchResult{p: p, read: read})
-		f.served = append(f.served, p)
+		f.add(p, read)
 	default:
-		f.serveEmpty(p, read, limit == room)
+		f.acceptEmpty(p, read, noRoom)
 	}
 }
 
-// serveEmpty deals with a partition that returned no data: either there is none, or its next batch did not fit.
-func (f *fetch) serveEmpty(p *fetchPartition, read streamstore.ReadResult, noRoom bool) {
-	if f.full || p.result >= 0 || read.HighWatermark != p.sentHighWatermark || read.Start != p.sentStart {
+// fail makes an error the result of p.
+func (f *fetch) fail(p *fetchPartition, kerr *kafkaproto.Error) {
+	f.withdraw(p)
+	f.failed = true
+	f.report(p, fetchResult{p: p, err: kerr})
+}
+
+// add appends records to the result of p, and queues p if the reply waits for more of them.
+func (f *fetch) add(p *fetchPartition, read streamstore.ReadResult) {
+	f.bytes += read.Bytes
+	if f.heldOf(p) > 0 {
+		r := &f.results[p.result].read
+		r.Chunks, r.Bytes, r.Offsets = append(r.Chunks, read.Chunks...), r.Bytes+read.Bytes, read.Offsets
+	} else {
 		f.report(p, fetchResult{p: p, read: read})
 	}
-	if p.offset >= read.HighWatermark {
-		return
+	if !f.due() && f.position(p) < read.HighWatermark {
+		f.s.queue.push(p)
 	}
-	if noRoom {
-		f.stop(p)
-		return
-	}
-	f.unread = append(f.unread, p)
 }
 
-// stop ends the reading; p is the first one that has to wait for the next fetch.
+// acceptEmpty deals with a partition that returned no data: either there is none, or its next batch did not fit.
+func (f *fetch) acceptEmpty(p *fetchPartition, read streamstore.ReadResult, noRoom bool) {
+	switch {
+	case f.heldOf(p) > 0:
+		f.results[p.result].read.Offsets = read.Offsets
+	case f.full || p.result >= 0 || read.HighWatermark != p.sentHighWatermark || read.Start != p.sentStart:
+		f.report(p, fetchResult{p: p, read: read})
+	}
+	switch {
+	case f.position(p) >= read.HighWatermark:
+	case noRoom:
+		f.stop(p)
+	default:
+		f.putOff(p)
+	}
+}
+
+// stop ends the reading, at least until a cold read lands that may not need what was set aside for it; p is the first
+// partition that has to wait.
 func (f *fetch) stop(p *fetchPartition) {
+	if f.cold.n > 0 {
+		f.cold.blocked = true
+		f.s.queue.unpop([]*fetchPartition{p})
+		return
+	}
 	f.stopped = true
+	f.putOff(p)
+}
+
+// putOff leaves the data of p to the next fetch, unless some of it comes along with this one.
+func (f *fetch) putOff(p *fetchPartition) {
+	if p.unread || f.heldOf(p) > 0 {
+		return
+	}
+	p.unread = true
 	f.unread = append(f.unread, p)
 }
 
@@ -302,42 +443,160 @@ func (f *fetch) report(p *fetchPartition, r fetchResult) {
 	f.results = append(f.results, r)
 }
 
-// withdraw takes back what an earlier pass read of p.
-func (f *fetch) withdraw(p *fetchPartition) {
+// heldOf returns the bytes of records in the result of p.
+func (f *fetch) heldOf(p *fetchPartition) int {
 	if p.result < 0 {
+		return 0
+	}
+	return f.results[p.result].read.Bytes
+}
+
+// position is the offset behind the records in the result of p.
+func (f *fetch) position(p *fetchPartition) int64 {
+	if f.heldOf(p) == 0 {
+		return p.offset
+	}
+	chunks := f.results[p.result].read.Chunks
+	return nextOffset(chunks[len(chunks)-1])
+}
+
+// nextOffset returns the offset behind the last of batches back to back.
+func nextOffset(chunk []byte) int64 {
+	next := int64(0)
+	for len(chunk) > 0 {
+		batch, rest, err := kafkaproto.NextBatch(chunk)
+		if err != nil {
+			break // cannot be: the store returns whole batches
+		}
+		next, chunk = batch.LastOffset()+1, rest
+	}
+	return next
+}
+
+// withdraw takes back what was read of p.
+func (f *fetch) withdraw(p *fetchPartition) {
+	held := f.heldOf(p)
+	if held == 0 {
 		return
 	}
+	f.bytes -= held
+	f.memory.settle(held, 0)
 	r := &f.results[p.result]
-	if r.read.Bytes == 0 {
-		return
-	}
-	f.bytes -= r.read.Bytes
-	f.memory.settle(r.read.Bytes, 0)
 	r.read.Bytes, r.read.Chunks = 0, nil
 }
 
-// read finds the partition's stream, if that is not known, and reads from it. A read that takes longer than ctx is no
-// error.
-func (f *fetch) read(ctx context.Context, p *fetchPartition, opts streamstore.ReadOptions) (read streamstore.ReadResult, kerr *kafkaproto.Error, timedOut bool) {
+// noWait is a context for reads that take only what is at hand. What they lack is fetched in the background all the same.
+var noWait = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// readAtHand finds the partition's stream, if that is not known, and reads what is in memory or on the local disk. cold
+// tells that the next batch is in the bucket.
+func (f *fetch) readAtHand(p *fetchPartition, limit int) (read streamstore.ReadResult, kerr *kafkaproto.Error, cold bool) {
 	for again := true; ; again = false {
 		if kerr := f.locate(p); kerr != nil {
 			return read, kerr, false
 		}
-		read, err := f.b.store.Read(ctx, p.stream, p.offset, opts)
+		read, err := f.b.store.Read(noWait, p.stream, f.position(p), f.readOptions(limit))
 		switch {
 		case err == nil:
-			if f.req.Version < 10 && holdsZstd(read.Chunks) {
-				return streamstore.ReadResult{}, errZstdTooNew, false
+			kerr = f.checkCodec(read)
+			if kerr != nil {
+				read = streamstore.ReadResult{}
 			}
-			return read, nil, false
-		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+			return read, kerr, false
+		case errors.Is(err, noWait.Err()):
 			return streamstore.ReadResult{}, nil, true
 		case errors.Is(err, streamstore.ErrNoStream) && again:
-			// Deleted, and perhaps made anew under the same name.
-			f.s.detach(p)
+			f.lose(p)
 		default:
 			return streamstore.ReadResult{}, f.readError(err), false
 		}
+	}
+}
+
+func (f *fetch) readOptions(limit int) streamstore.ReadOptions {
+	return streamstore.ReadOptions{MaxBytes: limit, MinOneBatch: f.bytes == 0}
+}
+
+// lose forgets the stream of p, which was deleted, and perhaps made anew under the same name, and what was read of it.
+func (f *fetch) lose(p *fetchPartition) {
+	f.s.detach(p)
+	f.withdraw(p)
+}
+
+// checkCodec refuses zstd to clients of a time before it.
+func (f *fetch) checkCodec(read streamstore.ReadResult) *kafkaproto.Error {
+	if f.req.Version < 10 && holdsZstd(read.Chunks) {
+		return errZstdTooNew
+	}
+	return nil
+}
+
+// startCold reads p from the bucket, up to limit bytes, which are reserved. The read lands in f.cold.landed.
+func (f *fetch) startCold(ctx context.Context, p *fetchPartition, limit int) {
+	if f.cold.landed == nil {
+		f.cold.landed = make(chan coldRead, maxColdReads)
+		f.cold.ctx, f.cold.stop = context.WithCancel(ctx)
+	}
+	p.cold = true
+	f.cold.n++
+	f.cold.claimed += limit
+	store, stream, offset, opts := f.b.store, p.stream, f.position(p), f.readOptions(limit)
+	ctx, landed := f.cold.ctx, f.cold.landed
+	go func() {
+		c := coldRead{p: p, limit: limit}
+		c.read, c.err = store.Read(ctx, stream, offset, opts)
+		landed <- c
+	}()
+}
+
+// land takes the result of a cold read.
+func (f *fetch) land(c coldRead) {
+	f.cold.n--
+	f.cold.claimed -= c.limit
+	f.cold.blocked = false
+	c.p.cold = false
+	if c.p.again {
+		c.p.again = false
+		f.s.queue.push(c.p)
+	}
+	if c.err != nil {
+		c.read = streamstore.ReadResult{}
+	}
+	f.memory.settle(c.limit, c.read.Bytes)
+	switch {
+	case c.err == nil && c.read.Bytes > c.limit && f.bytes > 0:
+		// It was to be the first batch of the reply, and is too large to be another.
+		f.memory.settle(c.read.Bytes, 0)
+		f.stop(c.p)
+	case c.err == nil:
+		kerr := f.checkCodec(c.read)
+		if kerr != nil {
+			f.memory.settle(c.read.Bytes, 0)
+			c.read = streamstore.ReadResult{}
+		}
+		f.accept(c.p, c.read, kerr, false)
+	case errors.Is(c.err, streamstore.ErrNoStream):
+		f.lose(c.p)
+		f.s.queue.push(c.p)
+	case f.cold.ctx.Err() != nil && errors.Is(c.err, f.cold.ctx.Err()):
+		f.putOff(c.p)
+	default:
+		f.accept(c.p, c.read, f.readError(c.err), false)
+	}
+}
+
+// gatherCold ends the cold reads and takes what they have.
+func (f *fetch) gatherCold() {
+	if f.cold.landed == nil {
+		return
+	}
+	f.cold.stop()
+	for f.cold.n > 0 {
+		f.land(<-f.cold.landed)
 	}
 }
 
@@ -443,12 +702,18 @@ func holdsZstd(chunks [][]byte) bool {
 // reply ends the fetch: it fills the response and leaves the session as the next request will find it.
 func (f *fetch) reply() kmsg.Response {
 	f.s.queue.unpop(f.unread)
+	for _, p := range f.unread {
+		p.unread = false
+	}
 	if f.full {
 		f.reportUnread()
 	}
-	for _, p := range f.served {
-		f.s.queue.push(p)
+	for i := range f.results {
+		if r := &f.results[i]; r.err != nil || r.read.Bytes > 0 {
+			f.s.queue.push(r.p)
+		}
 	}
+	f.noteMemory()
 	resp := f.req.ResponseKind().(*kmsg.FetchResponse)
 	if len(f.s.byKey) > 0 {
 		resp.SessionID = f.s.id
@@ -456,6 +721,16 @@ func (f *fetch) reply() kmsg.Response {
 	resp.Topics = f.topics()
 	f.replied = true
 	return f.memory.attach(resp)
+}
+
+// noteMemory tells operators of a reply without records that would have some if there had been memory for them.
+func (f *fetch) noteMemory() {
+	if !f.starved || f.bytes > 0 {
+		return
+	}
+	f.b.fetches.m.memoryEmpty.Inc()
+	f.b.fetches.log.Warn("fetch answered without records: replies that clients are slow to read hold the memory for them",
+		zap.Int64("fetch_memory_bytes", f.b.opts.FetchMemory))
 }
 
 // reportUnread adds the partitions that a full reply must name although it had no room for their data.
@@ -546,83 +821,4 @@ func joinChunks(chunks [][]byte, bytes int) []byte {
 		joined = append(joined, c...)
 	}
 	return joined
-}
-
-// reservation is what one fetch holds of the memory for replies, in bytes of records. It never exceeds the whole
-// pool, so that a batch larger than the pool still gets through, alone.
-type reservation struct {
-	pool  *fetcher
-	bytes int // records, asked for
-	held  int64
-}
-
-// reserve asks for n bytes of records. Only with wait, which must mean that the fetch holds nothing yet, does it wait
-// until ctx ends: fetches that held memory and waited for more could wait for each other.
-func (r *reservation) reserve(ctx context.Context, n int, wait bool) bool {
-	want := r.weight(r.bytes+n) - r.held
-	if !r.pool.memory.TryAcquire(want) {
-		if !wait {
-			return false
-		}
-		r.pool.m.memoryWaits.Inc()
-		if r.pool.memory.Acquire(ctx, want) != nil {
-			return false
-		}
-	}
-	r.bytes += n
-	r.hold(r.held + want)
-	return true
-}
-
-// settle replaces a reservation of n bytes by what was really used. A first batch larger than n may take more than
-// there is: one batch per fetch is the price of not blocking its reader for good.
-func (r *reservation) settle(n, used int) {
-	r.bytes += used - n
-	want := r.weight(r.bytes)
-	switch {
-	case want < r.held:
-		r.pool.memory.Release(r.held - want)
-		r.hold(want)
-	case want > r.held && r.pool.memory.TryAcquire(want-r.held):
-		r.hold(want)
-	}
-}
-
-func (r *reservation) weight(records int) int64 {
-	return min(int64(records)*replyCopies, r.pool.memoryBytes)
-}
-
-func (r *reservation) hold(n int64) {
-	r.pool.m.memoryBytes.Add(float64(n - r.held))
-	r.held = n
-}
-
-func (r *reservation) release() {
-	r.pool.memory.Release(r.held)
-	r.hold(0)
-	r.bytes = 0
-}
-
-// attach hands the reservation over to the response, which holds it until it is written or dropped.
-func (r *reservation) attach(resp *kmsg.FetchResponse) kmsg.Response {
-	if r.held == 0 {
-		return resp
-	}
-	out := &fetchReply{FetchResponse: resp, memory: *r}
-	r.held, r.bytes = 0, 0
-	return out
-}
-
-// fetchReply is a response with records and the memory reserved for them.
-type fetchReply struct {
-	*kmsg.FetchResponse
-	memory reservation
-}
-
-// Release implements [kafkaproto.Releaser].
-func (r *fetchReply) Release() { r.memory.release() }
-
-// AppendTo makes room for the records first, so that appending does not copy them again and again.
-func (r *fetchReply) AppendTo(dst []byte) []byte {
-	return r.FetchResponse.AppendTo(slices.Grow(dst, r.memory.bytes+r.memory.bytes/64))
 }

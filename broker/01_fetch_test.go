@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -471,6 +472,7 @@ func TestFetchMemoryIsBounded(t *testing.T) {
 		wantZero(t, starved.ErrorCode)
 		wantLen(t, starved.RecordBatches, 0)
 		wantInt(t, 1, testutil.ToFloat64(d.fetches.m.memoryWaits))
+		wantInt(t, 1, testutil.ToFloat64(d.fetches.m.memoryEmpty))
 
 		// One that waits gets the memory of a reply that leaves.
 		done := make(chan kmsg.Response, 1)
@@ -499,6 +501,278 @@ func TestFetchBatchLargerThanMemory(t *testing.T) {
 	resp := call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 0)), 12)
 	wantLess(t, 3<<20, recordBytes(resp))
 	wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+}
+
+// However much data comes while a reader waits for more, none is read twice.
+func TestFetchReadsOnce(t *testing.T) {
+	for name, epoch := range map[string]int32{"full": sessionEpochFinal, "session": sessionEpochInitial} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const batches = 300
+				d := newDataBroker(t, nil)
+				d.createTopic("orders", 1)
+				done := d.fetchInBackground(inSession(waiting(fetchRequest(from("orders", 0, 0)), time.Minute, 1<<20), 0, epoch), 12)
+				sent := 0
+				for range batches {
+					batch := d.batchOf(2, 100)
+					sent += len(batch)
+					d.produce(at{topic: "orders"}, batch)
+					synctest.Wait()
+				}
+				wantLen(t, done, 0)
+				resp := <-done
+				var want [][2]int64
+				for i := range int64(batches) {
+					want = append(want, [2]int64{2 * i, 2*i + 1})
+				}
+				wantEqual(t, want, offsetsIn(t, resp.Topics[0].Partitions[0].RecordBatches))
+				wantInt(t, batches*2, resp.Topics[0].Partitions[0].HighWatermark)
+				wantInt(t, sent, testutil.ToFloat64(d.fetches.m.readBytes))
+				wantAtMost(t, d.reads(), batches+2)
+				wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+			})
+		})
+	}
+}
+
+// What was read of a topic that is deleted and made again while the reader waits is not mixed with the new one's.
+func TestFetchWaitEndsByDeletion(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDataBroker(t, nil)
+			d.createTopic("orders", 1)
+			d.produce(at{topic: "orders"}, d.batchOf(10, 10))
+			req := waiting(fetchRequest(from("orders", 0, 5)), time.Minute, 1<<20)
+			req.SetVersion(12)
+			s, kafkaErr := d.fetches.sessions.begin(req)
+			wantNil(t, kafkaErr)
+			f := newFetch(d.Broker, req, s)
+			defer f.end()
+			f.pass(t.Context())
+			wantLess(t, 0, f.bytes)
+			wantEqual(t, true, s.startWatch(d.store))
+			d.mustDelete("orders")
+			code := kerr.UnknownTopicOrPartition.Code
+			if again {
+				d.createTopic("orders", 1)
+				code = kerr.OffsetOutOfRange.Code
+			}
+			wantNoError(t, f.run(t.Context()))
+			p := f.reply().(*kmsg.FetchResponse).Topics[0].Partitions[0]
+			wantEqual(t, code, p.ErrorCode)
+			wantLen(t, p.RecordBatches, 0)
+			wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+		})
+	}
+}
+
+func TestFetchWaitIsCapped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 1)
+		req := waiting(fetchRequest(from("orders", 0, 0)), 0, 1)
+		req.MaxWaitMillis = math.MaxInt32
+		began := time.Now()
+		call[*kmsg.FetchResponse](d, req, 12)
+		wantEqual(t, maxFetchWait, time.Since(began))
+	})
+}
+
+// slowBucket makes every read of the bucket take that long.
+func (d *dataBroker) slowBucket(least, most time.Duration) {
+	d.bucket.SetDelay(objstore.OpGetRange, least, most)
+	d.bucket.SetDelay(objstore.OpGet, least, most)
+}
+
+// Cold partitions are read together: eight take as long as one.
+func TestFetchColdReadsTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const partitions = 8
+		d := coldBroker(t, partitions)
+		d.slowBucket(100*time.Millisecond, 100*time.Millisecond)
+		began := time.Now()
+		resp := call[*kmsg.FetchResponse](d, waiting(fetchRequest(emptyParts("orders", partitions)...), time.Minute, partitions*10_000), 12)
+		wantEqual(t, 100*time.Millisecond, time.Since(began))
+		for where, p := range partitionsOf(resp) {
+			wantEqual(t, [][2]int64{{0, 9}}, offsetsIn(t, p.RecordBatches), "partition %d", where.partition)
+		}
+		wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+	})
+}
+
+// More cold partitions than are read at a time are read in turn.
+func TestFetchColdReadsInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const partitions = 3*maxColdReads - 1
+		d := coldBroker(t, partitions)
+		d.slowBucket(100*time.Millisecond, 100*time.Millisecond)
+		parts := emptyParts("orders", partitions)
+		for i := range parts {
+			parts[i].maxBytes = 64 << 10
+		}
+		began := time.Now()
+		resp := call[*kmsg.FetchResponse](d, waiting(fetchRequest(parts...), time.Minute, partitions*10_000), 12)
+		wantEqual(t, 300*time.Millisecond, time.Since(began))
+		wantLess(t, partitions*10_000, recordBytes(resp))
+	})
+}
+
+// Data in memory comes first, wherever its partition stands in the request.
+func TestFetchServesWhatIsAtHandFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const partitions = 9
+		d := coldBroker(t, partitions)
+		d.produce(at{topic: "orders", partition: partitions - 1}, d.batchOf(1, 10))
+		d.slowBucket(3*time.Second, 3*time.Second)
+		parts := emptyParts("orders", partitions)
+		parts[partitions-1].offset = 10
+		began := time.Now()
+		resp := call[*kmsg.FetchResponse](d, waiting(fetchRequest(parts...), time.Minute, 1), 12)
+		wantEqual(t, fetchReadGrace, time.Since(began))
+		got := partitionsOf(resp)
+		wantLen(t, got, partitions)
+		wantEqual(t, [][2]int64{{10, 10}}, offsetsIn(t, got[at{topic: "orders", partition: partitions - 1}].RecordBatches))
+		wantInt(t, 10, got[at{topic: "orders"}].HighWatermark)
+	})
+}
+
+// One slow read does not keep the others from leaving, and a session gets its data with a later reply.
+func TestFetchSlowReadHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const partitions = 5
+		d := coldBroker(t, partitions)
+		d.slowBucket(100*time.Millisecond, time.Minute)
+		began := time.Now()
+		req := waiting(inSession(fetchRequest(emptyParts("orders", partitions)...), 0, sessionEpochInitial), 2*time.Minute, 1)
+		got := map[int32]int{}
+		for epoch := int32(1); len(got) < partitions; epoch++ {
+			resp := call[*kmsg.FetchResponse](d, req, 12)
+			wantLess(t, 0, recordBytes(resp), "no reply leaves without data")
+			if epoch == 1 {
+				wantLess(t, time.Since(began), 50*time.Second)
+				wantLess(t, len(got), partitions)
+			}
+			var moved []fetchOf
+			for where, p := range partitionsOf(resp) {
+				if len(p.RecordBatches) > 0 {
+					got[where.partition]++
+					moved = append(moved, from("orders", where.partition, 10))
+				}
+			}
+			req = waiting(inSession(fetchRequest(moved...), resp.SessionID, epoch), 2*time.Minute, 1)
+		}
+		for p, times := range got {
+			wantEqual(t, 1, times, "partition %d", p)
+		}
+		wantAtMost(t, time.Since(began), time.Minute)
+	})
+}
+
+// Of cold batches that are larger than the reply may be, one comes along, and the next fetch brings another.
+func TestFetchColdBatchesExceedLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := coldBroker(t, 3)
+		d.slowBucket(100*time.Millisecond, 100*time.Millisecond)
+		parts := emptyParts("orders", 3)
+		req := waiting(inSession(fetchRequest(parts...), 0, sessionEpochInitial), time.Minute, 1)
+		seen := map[int32]bool{}
+		for epoch := int32(1); epoch <= 3; epoch++ {
+			req.MaxBytes = 100
+			resp := call[*kmsg.FetchResponse](d, req, 12)
+			for where, p := range partitionsOf(resp) {
+				if len(p.RecordBatches) > 0 {
+					wantEqual(t, [][2]int64{{0, 9}}, offsetsIn(t, p.RecordBatches))
+					seen[where.partition] = true
+				}
+			}
+			wantLen(t, seen, int(epoch))
+			req = waiting(inSession(fetchRequest(), resp.SessionID, epoch), time.Minute, 1)
+		}
+	})
+}
+
+// News of a partition that is being read from the bucket are not lost.
+func TestFetchNewsDuringColdRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := coldBroker(t, 1)
+		d.slowBucket(100*time.Millisecond, 100*time.Millisecond)
+		batch := d.batchOf(1, 1000)
+		done := d.fetchInBackground(waiting(fetchRequest(from("orders", 0, 0)), time.Minute, int32(10_000+len(batch))), 12)
+		synctest.Wait()
+		d.produce(at{topic: "orders"}, batch)
+		began := time.Now()
+		resp := <-done
+		wantAtMost(t, time.Since(began), 100*time.Millisecond)
+		wantEqual(t, [][2]int64{{0, 9}, {10, 10}}, offsetsIn(t, resp.Topics[0].Partitions[0].RecordBatches))
+	})
+}
+
+func TestFetchDeletionDuringColdRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := coldBroker(t, 1)
+		d.slowBucket(time.Second, time.Second)
+		done := d.fetchInBackground(waiting(fetchRequest(from("orders", 0, 0)), time.Minute, 1), 12)
+		synctest.Wait()
+		d.mustDelete("orders")
+		wantEqual(t, kerr.UnknownTopicOrPartition.Code, (<-done).Topics[0].Partitions[0].ErrorCode)
+	})
+}
+
+// Connections that ask for much and do not read must not take the memory that others need.
+func TestFetchSlowReadersStarveNobody(t *testing.T) {
+	d := newDataBroker(t, func(o *dataOptions) { o.broker.FetchMemory = 64 << 20 })
+	d.createTopic("orders", 2)
+	batch := d.batchOf(1, 900<<10)
+	for range 10 {
+		d.produce(at{topic: "orders"}, append([]byte(nil), batch...))
+	}
+	d.produce(at{topic: "orders", partition: 1}, d.batchOf(1, 900<<10))
+	get := func(req *kmsg.FetchRequest) kmsg.Response {
+		reply, err := d.start(req, 12)
+		wantNoError(t, err)
+		resp, err := reply(t.Context())
+		wantNoError(t, err)
+		return resp
+	}
+	var held []kmsg.Response
+	for i := range 12 {
+		greedy := fetchRequest(fetchOf{at: at{topic: "orders"}, maxBytes: 55 << 20})
+		greedy.MaxBytes = 55 << 20
+		resp := get(greedy)
+		n := len(resp.(*fetchReply).Topics[0].Partitions[0].RecordBatches)
+		wantLess(t, 0, n, "greedy fetch %d", i)
+		wantAtMost(t, n*replyCopies, 64<<20/memoryShare)
+		held = append(held, resp)
+	}
+	for range 3 {
+		resp := get(fetchRequest(from("orders", 1, 0)))
+		wantLen(t, resp.(*fetchReply).Topics[0].Partitions[0].RecordBatches, len(batch))
+		resp.(kafkaproto.Releaser).Release()
+	}
+	for _, resp := range held {
+		resp.(kafkaproto.Releaser).Release()
+	}
+	wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+	wantZero(t, testutil.ToFloat64(d.fetches.m.memoryWaits))
+}
+
+// A fetch that waits for memory ends when the broker drains.
+func TestFetchWaitForMemoryEndsByDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 1)
+		d.produce(at{topic: "orders"}, d.batchOf(1, 10))
+		all := reservation{pool: d.fetches.memory}
+		all.settle(0, int(d.opts.FetchMemory)/replyCopies)
+		began := time.Now()
+		done := d.fetchInBackground(waiting(fetchRequest(from("orders", 0, 0)), time.Minute, 1), 12)
+		synctest.Wait()
+		d.Drain()
+		wantZero(t, recordBytes(<-done))
+		wantZero(t, time.Since(began))
+		all.release()
+		wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+	})
 }
 
 func TestFetchNamedStream(t *testing.T) {

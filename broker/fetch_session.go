@@ -64,7 +64,12 @@ type fetchPartition struct {
 	watchKey  int  // index in fetchSession.partitions
 	queued    bool // in fetchSession.queue
 	forgotten bool // removed by the client
-	result    int  // index in the running fetch's results, -1: none
+
+	// Of the running fetch.
+	result int  // index in its results, -1: none
+	unread bool // in its list of the same name
+	cold   bool // being read from the bucket
+	again  bool // to be looked at when that is done
 }
 
 // fetchSession is the set of partitions of one client. All fields but those under "cache" belong to the one fetch that
