@@ -20,7 +20,7 @@ import (
 //
 // Versions:
 //
-//	2  retention time, which is ignored; 5 does not have it     9  GROUP_ID_NOT_FOUND (KIP-848)
+//	2  retention time, which is ignored; 5 does not have it     9  consumer groups (KIP-848)
 //	6  leader epoch (KIP-320)                                  10  topic ids (KIP-848)
 //	7  instance id (KIP-345)
 //

@@ -22,7 +22,7 @@ import (
 // Versions:
 //
 //	2  all topics, error at top           8  many groups (KIP-709)
-//	5  leader epoch (KIP-320)             9  member id and epoch (KIP-848), which classic groups do not have
+//	5  leader epoch (KIP-320)             9  member id and epoch of a consumer group (KIP-848)
 //	7  require stable (KIP-447)          10  topic ids (KIP-848)
 //
 // Left out on purpose: v0, which has no groups. Without transactions no offset is unstable, so require stable changes
@@ -82,6 +82,11 @@ func (b *Broker) offsetFetchOne(req *kmsg.OffsetFetchRequest, resp *kmsg.OffsetF
 func (b *Broker) fetchGroupOffsets(version int16, g *kmsg.OffsetFetchRequestGroup) kmsg.OffsetFetchResponseGroup {
 	rg := kmsg.NewOffsetFetchResponseGroup()
 	rg.Group = g.Group
+	if version >= 9 {
+		if rg.ErrorCode = errorCode(b.groups.CheckFetch(g.Group, g.MemberID, g.MemberEpoch)); rg.ErrorCode != 0 {
+			return rg
+		}
+	}
 	if g.Topics == nil && version >= 2 {
 		b.fetchAllOffsets(&rg)
 		return rg

@@ -13,7 +13,7 @@ import (
 //
 // Behaviour:
 //   - Members' metadata and assignments are shown while the group is Stable.
-//   - A group that does not exist has the state Dead; from v6 that comes with GROUP_ID_NOT_FOUND and a message.
+//   - A group that does not exist, or is no classic one, has the state Dead; from v6 that comes with GROUP_ID_NOT_FOUND and a message.
 //   - A group that is named twice is described once.
 //
 // Versions: 3 authorized operations (KIP-430); 4 instance id (KIP-345); 5 flexible; 6 GROUP_ID_NOT_FOUND (KIP-1043).

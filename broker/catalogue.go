@@ -94,6 +94,8 @@ type catalogue struct {
 	topicDefaults, streamDefaults *configDefaults
 
 	current atomic.Pointer[snapshot]
+	// version counts the snapshots that were published.
+	version atomic.Uint64
 	streams streamCache
 
 	// ctx ends when the catalogue is closed; it bounds commits, which outlive the requests that asked for them.
@@ -191,6 +193,7 @@ func (c *catalogue) load() *snapshot { return c.current.Load() }
 func (c *catalogue) publish(s *snapshot) {
 	s.names = sync.OnceValue(func() []string { return slices.Sorted(maps.Keys(s.byName)) })
 	c.current.Store(s)
+	c.version.Add(1)
 	c.m.topics.Set(float64(len(s.byName)))
 	c.m.partitions.Set(float64(s.partitions))
 }

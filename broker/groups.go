@@ -69,6 +69,21 @@ func (t groupTopics) TopicID(name string) (id [16]byte, ok bool, err error) {
 	return id, false, kerr
 }
 
+func (t groupTopics) Topic(name string) (groups.Topic, bool, error) {
+	topic, kerr := t.catalogue.byName(name)
+	switch {
+	case kerr == nil:
+		return groups.Topic{ID: topic.id, Partitions: int32(len(topic.partitions))}, true, nil
+	case isUnknownTopic(kerr):
+		return groups.Topic{}, false, nil
+	}
+	return groups.Topic{}, false, kerr
+}
+
+func (t groupTopics) Names() []string { return t.catalogue.load().names() }
+
+func (t groupTopics) Version() uint64 { return t.catalogue.version.Load() }
+
 // isUnknownTopic tells the errors of a name or id that nothing has from those of the store.
 func isUnknownTopic(err *kafkaproto.Error) bool {
 	return err == kafkaproto.ErrUnknownTopicOrPartition || err == kafkaproto.ErrUnknownTopicID || err.Code == kafkaproto.ErrInvalidTopic.Code

@@ -49,6 +49,8 @@ const (
 	KeyDescribeCluster            int16 = 60
 	KeyDescribeProducers          int16 = 61
 	KeyUnregisterBroker           int16 = 64
+	KeyConsumerGroupHeartbeat     int16 = 68
+	KeyConsumerGroupDescribe      int16 = 69
 	KeyListConfigResources        int16 = 74
 	KeyDescribeTopicPartitions    int16 = 75
 )
@@ -168,6 +170,10 @@ var served = []versionRange{
 	same(KeyDescribeProducers, 0, 0),
 	// 0 KIP-631.
 	same(KeyUnregisterBroker, 0, 0),
+	// 1 regular expressions (KIP-848) and ids made by clients (KIP-1082).
+	same(KeyConsumerGroupHeartbeat, 0, 1),
+	// 1 member type (KIP-1099).
+	same(KeyConsumerGroupDescribe, 0, 1),
 	// 0 client metrics (KIP-714), 1 all types (KIP-1142).
 	same(KeyListConfigResources, 0, 1),
 	// 0 KIP-966.

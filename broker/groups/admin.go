@@ -14,19 +14,42 @@ type Listing struct {
 	State               State
 }
 
-// List returns all groups, in order of their names.
+// List returns all groups of both types, in order of their names.
 func (c *Coordinator) List() ([]Listing, error) {
-	live := map[string]Listing{}
-	c.each(func(g *group) { live[g.name] = Listing{g.name, g.protocolType, g.state} })
-	var all []Listing
+	all, err := c.ListTypes()
+	listings := make([]Listing, len(all))
+	for i := range all {
+		listings[i] = all[i].Listing
+	}
+	return listings, err
+}
+
+// TypedListing is a group in a list, with its type.
+type TypedListing struct {
+	Listing
+	// Consumer: the broker assigns the partitions (KIP-848). Otherwise it is a classic group.
+	Consumer bool
+}
+
+// ListTypes is List, with the types of the groups.
+func (c *Coordinator) ListTypes() ([]TypedListing, error) {
+	live := map[string]TypedListing{}
+	c.each(func(g *group) {
+		live[g.name] = TypedListing{Listing{g.name, g.protocolType, g.state}, g.consumer != nil}
+	})
+	var all []TypedListing
 	err := c.storage.Scan([]byte(groupPrefix), func(key, value []byte) error {
 		name := strings.TrimPrefix(string(key), groupPrefix)
 		if _, ok := live[name]; ok {
 			return nil
 		}
+		if isConsumerRow(value) { // one with members would be live
+			all = append(all, TypedListing{Listing{name, consumerProtocol, Empty}, true})
+			return nil
+		}
 		row, _, err := decodeGroupHead(value)
 		if err == nil {
-			all = append(all, Listing{name, row.protocolType, Empty}) // one with members would be live
+			all = append(all, TypedListing{Listing: Listing{name, row.protocolType, Empty}})
 		}
 		return err
 	})
@@ -38,7 +61,7 @@ func (c *Coordinator) List() ([]Listing, error) {
 			all = append(all, l)
 		}
 	}
-	slices.SortFunc(all, func(a, b Listing) int { return cmp.Compare(a.Group, b.Group) })
+	slices.SortFunc(all, func(a, b TypedListing) int { return cmp.Compare(a.Group, b.Group) })
 	return all, nil
 }
 
@@ -57,7 +80,7 @@ type MemberDescription struct {
 	Metadata, Assignment                       []byte
 }
 
-// Describe describes a group. One that does not exist is Dead.
+// Describe describes a classic group. One that does not exist, or is a consumer group, is Dead.
 func (c *Coordinator) Describe(group string) (Description, *kafkaproto.Error) {
 	if len(group) > maxGroupID {
 		return Description{}, nil
@@ -67,6 +90,9 @@ func (c *Coordinator) Describe(group string) (Description, *kafkaproto.Error) {
 		return Description{}, asKafkaError(err)
 	}
 	defer c.leave(g)
+	if g.consumer != nil {
+		return Description{}, nil
+	}
 	d := Description{State: g.state, ProtocolType: g.protocolType}
 	if g.state == Stable {
 		d.Protocol = g.protocol
@@ -108,8 +134,11 @@ func (g *group) delete() *Pending[*kafkaproto.Error] {
 	g.vanish()
 	g.enqueue(&write{
 		prepare: func() ([]Change, error) {
-			changes := []Change{{Key: groupKey(g.name)}}
-			err := g.c.storage.Scan(offsetsKey(g.name), func(key, _ []byte) error {
+			changes, err := g.removeRows(nil)
+			if err != nil {
+				return nil, err
+			}
+			err = g.c.storage.Scan(offsetsKey(g.name), func(key, _ []byte) error {
 				changes = append(changes, Change{Key: slices.Clone(key)})
 				return nil
 			})
@@ -131,6 +160,7 @@ func (g *group) delete() *Pending[*kafkaproto.Error] {
 func (g *group) vanish() {
 	g.setState(Dead)
 	g.stored, g.unsaved = false, false
+	g.consumer, g.headChanged, g.changedRows = nil, false, nil
 	g.generation, g.protocolType, g.protocol, g.leader = 0, "", "", ""
 }
 
@@ -217,6 +247,9 @@ func (s *subscription) has(topic string) bool { return s.unknown || s.topics[top
 // joined since, any of what it lists must do.
 func (g *group) subscription() *subscription {
 	s := &subscription{topics: map[string]bool{}}
+	if g.consumer != nil {
+		g.consumer.subscription(s)
+	}
 	if len(g.members) > 0 && g.protocolType != consumerProtocol {
 		s.unknown = true
 	}

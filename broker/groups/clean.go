@@ -2,6 +2,7 @@ package groups
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -71,6 +72,7 @@ func (g *group) clean(done func()) {
 	expired := g.expiry(time.Now())
 	removed := 0
 	var row []Change
+	g.flush(nil) // what could not be written
 	if g.unsaved && g.state == Empty {
 		row = append(row, g.emptyRow())
 	}
@@ -83,7 +85,7 @@ func (g *group) clean(done func()) {
 			removed = len(changes)
 			changes = append(changes, row...)
 			if left == 0 && g.tryVanish() {
-				changes = append(changes, Change{Key: groupKey(g.name)})
+				return g.removeRows(changes)
 			}
 			return changes, nil
 		},
@@ -111,11 +113,21 @@ func (g *group) tryVanish() bool {
 	return true
 }
 
+// removeRows adds the removal of the rows of a group and its members.
+func (g *group) removeRows(changes []Change) ([]Change, error) {
+	changes = append(changes, Change{Key: groupKey(g.name)})
+	err := g.c.storage.Scan(membersKey(g.name), func(key, _ []byte) error {
+		changes = append(changes, Change{Key: slices.Clone(key)})
+		return nil
+	})
+	return changes, err
+}
+
 // expiry returns the rule by which offsets of the group expire now (Kafka: GroupMetadata.removeExpiredOffsets):
 //
 //   - no members, but there were some: by the time when the last one left;
 //   - never members: by the time of the commit;
-//   - a Stable group of consumers: by the time of the commit, if they do not read the topic;
+//   - a Stable group of consumers, or one whose partitions the broker assigns: by the time of the commit, if they do not read the topic;
 //   - otherwise not at all: in a rebalance it is not known what members read.
 func (g *group) expiry(now time.Time) func(topic string, row *offsetRow) bool {
 	retention, since := g.c.opts.OffsetRetention, g.since
@@ -125,7 +137,7 @@ func (g *group) expiry(now time.Time) func(topic string, row *offsetRow) bool {
 		return func(string, *offsetRow) bool { return now.Sub(since) >= retention }
 	case g.state == Empty:
 		return func(_ string, row *offsetRow) bool { return byCommit(row) }
-	case g.state == Stable && g.protocolType == consumerProtocol:
+	case g.hasConsumers(), g.state == Stable && g.protocolType == consumerProtocol:
 		subscribed := g.subscription()
 		return func(topic string, row *offsetRow) bool { return !subscribed.has(topic) && byCommit(row) }
 	}

@@ -37,6 +37,19 @@ type Change struct {
 type Topics interface {
 	// TopicID returns the id of a topic, which no later topic of that name will have; ok is false if there is none.
 	TopicID(topic string) (id [16]byte, ok bool, err error)
+	// Topic returns the id of a topic and how many partitions it has; ok is false if there is none.
+	Topic(topic string) (t Topic, ok bool, err error)
+	// Names returns the topics that regular expressions are matched with, in any order. The slice is not changed.
+	Names() []string
+	// Version is another one after each change of Names or of the partitions of one of these. Changes of other topics
+	// need not show.
+	Version() uint64
+}
+
+// Topic is what assignors know of a topic.
+type Topic struct {
+	ID         [16]byte
+	Partitions int32
 }
 
 // Coordinator coordinates all groups of a store. It is made by [New]; its methods may be called from any goroutine.
@@ -93,15 +106,17 @@ func (c *Coordinator) loadAll() error {
 	var live []string
 	err := c.storage.Scan([]byte(groupPrefix), func(key, value []byte) error {
 		name := strings.TrimPrefix(string(key), groupPrefix)
-		row, err := decodeGroupRow(value)
+		members, err := countMembers(value)
 		if err != nil {
 			return fmt.Errorf("groups: row of group %q: %w", name, err)
 		}
-		if len(row.members) > 0 {
-			live = append(live, name)
-			c.m.count(Stable, 1)
-		} else {
+		if members == 0 {
 			c.m.count(Empty, 1)
+			return nil
+		}
+		live = append(live, name)
+		if !isConsumerRow(value) {
+			c.m.count(Stable, 1)
 		}
 		return nil
 	})
@@ -112,6 +127,9 @@ func (c *Coordinator) loadAll() error {
 		g, err := c.enter(name) // starts its timers
 		if err != nil {
 			return fmt.Errorf("groups: group %q: %w", name, err)
+		}
+		if g.consumer != nil {
+			c.m.count(g.state, 1)
 		}
 		c.leave(g)
 	}
@@ -206,7 +224,7 @@ func (c *Coordinator) leave(g *group) {
 	s.Lock()
 	defer s.Unlock()
 	// With no users left nobody can be inside: every way to the group's lock counts a user first.
-	if g.users--; g.users == 0 && len(g.members) == 0 && len(g.pending) == 0 && g.state != PreparingRebalance && !g.unsaved {
+	if g.users--; g.users == 0 && len(g.members) == 0 && len(g.pending) == 0 && g.state != PreparingRebalance && !g.unsaved && !g.hasConsumers() && !g.unwritten() {
 		if !g.stored {
 			g.setState(Dead) // it was never more than an intention
 		}

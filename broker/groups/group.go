@@ -22,10 +22,14 @@ const (
 	CompletingRebalance
 	// Stable: its members have their assignments.
 	Stable
+	// Assigning: a consumer group has a new epoch, whose assignment is computed at the next heartbeat.
+	Assigning
+	// Reconciling: members of a consumer group have not got all of their assignments.
+	Reconciling
 	numStates
 )
 
-var stateNames = [numStates]string{"Dead", "Empty", "PreparingRebalance", "CompletingRebalance", "Stable"}
+var stateNames = [numStates]string{"Dead", "Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Assigning", "Reconciling"}
 
 // String returns the name that clients know the state by.
 func (s State) String() string { return stateNames[s] }
@@ -80,6 +84,15 @@ type group struct {
 	sync alarm
 	// storing is the generation whose assignment is being stored.
 	storing int32
+
+	// consumer is nil unless the broker assigns the partitions (KIP-848). The members are there then.
+	consumer *consumerGroup
+	// headChanged and changedRows tell which rows of a consumer group are not what is stored: its own, and those of the
+	// members of these ids, or that had them. waiters are called when a write that is queued (flushQueued) has made all
+	// durable that came before.
+	headChanged, flushQueued bool
+	changedRows              map[string]bool
+	waiters                  []func(error)
 
 	queue   []*write
 	writing bool
@@ -154,7 +167,12 @@ func (g *group) load() error {
 	if err != nil {
 		return err
 	}
-	if ok {
+	switch {
+	case ok && isConsumerRow(value):
+		if err := g.loadConsumer(value); err != nil {
+			return err
+		}
+	case ok:
 		row, err := decodeGroupRow(value)
 		if err != nil {
 			return err
@@ -187,6 +205,9 @@ func (g *group) restore(r *groupRow) {
 
 // resume starts the timers of the members that a group was loaded with.
 func (g *group) resume() {
+	if g.consumer != nil {
+		g.resumeConsumers()
+	}
 	for _, m := range g.members {
 		g.keepAlive(m)
 	}
@@ -231,6 +252,11 @@ func (g *group) stopTimers() {
 	g.sync.stop()
 	for _, m := range g.members {
 		m.session.stop()
+	}
+	if g.consumer != nil {
+		for _, m := range g.consumer.members {
+			m.stopTimers()
+		}
 	}
 	for _, a := range g.pending {
 		a.stop()

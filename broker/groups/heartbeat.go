@@ -22,6 +22,9 @@ func (c *Coordinator) Heartbeat(r *HeartbeatRequest) *kafkaproto.Error {
 		return asKafkaError(err)
 	}
 	defer c.leave(g)
+	if g.consumer != nil {
+		return g.heartbeatConsumer(r)
+	}
 	m, kerr := g.check(r.MemberID, r.InstanceID)
 	switch {
 	case kerr != nil:
@@ -54,6 +57,9 @@ func (c *Coordinator) Leave(group string, members []LeavingMember) ([]*kafkaprot
 		return nil, asKafkaError(err)
 	}
 	defer c.leave(g)
+	if g.consumer != nil {
+		return g.leaveConsumers(members), nil
+	}
 	errs := make([]*kafkaproto.Error, len(members))
 	for i := range members {
 		errs[i] = g.memberLeaves(&members[i])

@@ -74,6 +74,12 @@ func (c *Coordinator) Join(r *JoinRequest) *Pending[JoinResult] {
 	if c.draining.Load() {
 		return answered(joinError(r.MemberID, kafkaproto.ErrNotCoordinator))
 	}
+	if g.hasConsumers() {
+		return g.joinConsumer(r)
+	}
+	if g.consumer != nil {
+		g.becomeClassic()
+	}
 	p := g.join(r)
 	g.tryCompleteJoin()
 	return p

@@ -16,7 +16,8 @@ type CommitRequest struct {
 	MemberID, InstanceID string
 	// Generation is negative for one that is not a member: a simple consumer or an administrator.
 	Generation int32
-	// GroupIDNotFound: the client knows that error (v9).
+	// GroupIDNotFound: the client knows the errors of KIP-848 and sends the epoch of a member of a consumer group as the
+	// generation (v9).
 	GroupIDNotFound bool
 	Offsets         []OffsetCommit
 }
@@ -33,8 +34,9 @@ type OffsetCommit struct {
 }
 
 // Commit commits offsets; the answer, one error for each, comes when they are durable. Errors: OFFSET_METADATA_TOO_LARGE
-// for one; for all INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, GROUP_ID_NOT_FOUND,
-// REBALANCE_IN_PROGRESS, and those of the storage.
+// and STALE_MEMBER_EPOCH for one; for all INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
+// GROUP_ID_NOT_FOUND, REBALANCE_IN_PROGRESS, UNSUPPORTED_VERSION for a member of a consumer group before v9, and those of
+// the storage.
 func (c *Coordinator) Commit(r *CommitRequest) *Pending[[]*kafkaproto.Error] {
 	if len(r.Offsets) == 0 {
 		return answered([]*kafkaproto.Error{})
@@ -52,7 +54,7 @@ func (c *Coordinator) Commit(r *CommitRequest) *Pending[[]*kafkaproto.Error] {
 		return fail(asKafkaError(err))
 	}
 	defer c.leave(g)
-	if err := g.checkCommit(r); err != nil {
+	if err := g.checkCommit(r, errs); err != nil {
 		return fail(err)
 	}
 	changes := c.encodeOffsets(r, errs)
@@ -83,7 +85,7 @@ func failAll(errs []*kafkaproto.Error, err *kafkaproto.Error) {
 
 // checkCommit tells whether the sender may commit (Kafka: validateOffsetCommit). While a rebalance is prepared members
 // may: they are told of it by their heartbeats, and commit what they have done before they rejoin.
-func (g *group) checkCommit(r *CommitRequest) *kafkaproto.Error {
+func (g *group) checkCommit(r *CommitRequest, errs []*kafkaproto.Error) *kafkaproto.Error {
 	if r.Generation < 0 && (g.state == Empty || g.state == Dead) {
 		return nil
 	}
@@ -92,6 +94,9 @@ func (g *group) checkCommit(r *CommitRequest) *kafkaproto.Error {
 			return kafkaproto.ErrGroupIDNotFound
 		}
 		return kafkaproto.ErrIllegalGeneration
+	}
+	if g.consumer != nil {
+		return g.checkConsumerCommit(r, errs)
 	}
 	m, err := g.check(r.MemberID, r.InstanceID)
 	switch {
@@ -112,6 +117,9 @@ func (c *Coordinator) encodeOffsets(r *CommitRequest, errs []*kafkaproto.Error) 
 	changes := make([]Change, 0, len(r.Offsets)+1)
 	for i := range r.Offsets {
 		o := &r.Offsets[i]
+		if errs[i] != nil {
+			continue
+		}
 		if tooLong(o.Metadata, c.opts.MaxOffsetMetadata) {
 			errs[i] = kafkaproto.ErrOffsetMetadataTooLarge
 			continue

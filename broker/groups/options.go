@@ -21,6 +21,15 @@ type Options struct {
 	InitialRebalanceDelay time.Duration
 	// MaxSize is the most members of a group (group.max.size). Default 2147483647.
 	MaxSize int
+	// ConsumerSessionTimeout is how long members of consumer groups (KIP-848) may be silent
+	// (group.consumer.session.timeout.ms), ConsumerHeartbeatInterval what they are told to do
+	// (group.consumer.heartbeat.interval.ms). Defaults 45 s and 5 s.
+	ConsumerSessionTimeout, ConsumerHeartbeatInterval time.Duration
+	// ConsumerMaxSize is the most members of a consumer group (group.consumer.max.size). Default 2147483647.
+	ConsumerMaxSize int
+	// MigrationPolicy says which groups with members change between the protocols
+	// (group.consumer.migration.policy). Default MigrationBidirectional.
+	MigrationPolicy MigrationPolicy
 	// MaxOffsetMetadata is the longest text that may be committed with an offset, in UTF-16 code units as Kafka
 	// counts (offset.metadata.max.bytes). Default 4096.
 	MaxOffsetMetadata int
@@ -63,6 +72,10 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.MaxSessionTimeout, 30*time.Minute)
 	setDefault(&o.InitialRebalanceDelay, 3*time.Second)
 	setDefault(&o.MaxSize, math.MaxInt32)
+	setDefault(&o.ConsumerSessionTimeout, 45*time.Second)
+	setDefault(&o.ConsumerHeartbeatInterval, 5*time.Second)
+	setDefault(&o.ConsumerMaxSize, math.MaxInt32)
+	setDefault(&o.MigrationPolicy, MigrationBidirectional)
 	setDefault(&o.MaxOffsetMetadata, 4096)
 	setDefault(&o.OffsetRetention, 7*24*time.Hour)
 	setDefault(&o.CleanInterval, 10*time.Minute)
@@ -90,6 +103,10 @@ func (o *Options) Validate() error {
 	check(o.MinSessionTimeout >= time.Millisecond, "MinSessionTimeout is %s; it must be at least 1ms", o.MinSessionTimeout)
 	check(o.MaxSessionTimeout >= o.MinSessionTimeout, "MaxSessionTimeout is %s; it must not be below MinSessionTimeout, %s", o.MaxSessionTimeout, o.MinSessionTimeout)
 	check(o.MaxSize > 0, "MaxSize is %d; it must be positive", o.MaxSize)
+	check(o.ConsumerHeartbeatInterval >= time.Millisecond, "ConsumerHeartbeatInterval is %s; it must be at least 1ms", o.ConsumerHeartbeatInterval)
+	check(o.ConsumerSessionTimeout > o.ConsumerHeartbeatInterval, "ConsumerSessionTimeout is %s; it must be longer than ConsumerHeartbeatInterval, %s", o.ConsumerSessionTimeout, o.ConsumerHeartbeatInterval)
+	check(o.ConsumerMaxSize > 0, "ConsumerMaxSize is %d; it must be positive", o.ConsumerMaxSize)
+	check(o.MigrationPolicy.valid(), "MigrationPolicy is %q; it must be bidirectional, upgrade, downgrade or disabled", o.MigrationPolicy)
 	check(o.MaxOffsetMetadata > 0, "MaxOffsetMetadata is %d; it must be positive", o.MaxOffsetMetadata)
 	check(o.OffsetRetention >= time.Millisecond, "OffsetRetention is %s; it must be at least 1ms", o.OffsetRetention)
 	check(o.CleanInterval >= time.Millisecond, "CleanInterval is %s; it must be at least 1ms", o.CleanInterval)

@@ -100,8 +100,14 @@ func (g *group) becomeEmpty() {
 	g.enqueue(&write{changes: []Change{g.emptyRow()}, done: g.emptySaved})
 }
 
-// emptyRow is the change that stores the group without members.
-func (g *group) emptyRow() Change { return Change{groupKey(g.name), g.row(false, nil).encode()} }
+// emptyRow is the change that stores the group without members. Those of a consumer group have rows of their own.
+func (g *group) emptyRow() Change {
+	if cg := g.consumer; cg != nil {
+		row := consumerRow{since: g.since, epoch: cg.epoch, targetEpoch: cg.targetEpoch, topicsHash: cg.topics.hash, members: len(cg.members)}
+		return Change{groupKey(g.name), row.encode()}
+	}
+	return Change{groupKey(g.name), g.row(false, nil).encode()}
+}
 
 func (g *group) emptySaved(err error) {
 	if err == nil {

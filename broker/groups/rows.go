@@ -236,6 +236,16 @@ func decodeGroupRow(b []byte) (groupRow, error) {
 	return r, r.check()
 }
 
+// countMembers reads the row of a group of either kind.
+func countMembers(b []byte) (int, error) {
+	if isConsumerRow(b) {
+		row, err := decodeConsumerRow(b)
+		return row.members, err
+	}
+	row, err := decodeGroupRow(b)
+	return len(row.members), err
+}
+
 // check makes sure of what the state machine relies on.
 func (r *groupRow) check() error {
 	ids, instances := make(map[string]bool, len(r.members)), map[string]bool{}

@@ -45,6 +45,9 @@ func (c *Coordinator) Sync(r *SyncRequest) *Pending[SyncResult] {
 		return fail(asKafkaError(err))
 	}
 	defer c.leave(g)
+	if g.consumer != nil {
+		return answered(g.syncConsumer(r))
+	}
 	m, kerr := g.checkSync(r)
 	switch {
 	case kerr != nil:
