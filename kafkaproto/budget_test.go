@@ -3,94 +3,131 @@ package kafkaproto
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 )
 
-func TestBudgetIsFirstComeFirstServed(t *testing.T) {
+// take acquires in the background and returns a function that tells whether it has
+// been granted.
+func take(t *testing.T, b *budget, l *lease, n int64) (granted func() bool) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		if err := b.acquire(t.Context(), l, n); err != nil {
+			t.Error(err)
+		}
+		close(done)
+	}()
+	return func() bool {
+		synctest.Wait()
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	}
+}
+
+func mustTake(t *testing.T, b *budget, l *lease, n int64) {
+	t.Helper()
+	if !b.tryAcquire(l, n) {
+		t.Fatalf("no room for %d, %d of %d in use", n, b.inUse(), b.capacity)
+	}
+}
+
+func wantInUse(t *testing.T, b *budget, n int64) {
+	t.Helper()
+	if got := b.inUse(); got != n {
+		t.Fatalf("%d in use, want %d", got, n)
+	}
+}
+
+// A large wish that cannot be served, beside a small lease that is held for long, must
+// not be in the way of others.
+func TestBudgetLargeWaiterBlocksNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBudget(100)
-		var first lease
-		if err := b.acquire(t.Context(), &first, 80); err != nil {
-			t.Fatal(err)
+		var held, turn, large, small lease
+		mustTake(t, b, &held, 10)
+		mustTake(t, b, &turn, 1000) // as large as it wants to be
+		granted := take(t, b, &large, 500)
+		if granted() {
+			t.Fatal("two have the turn")
 		}
-		var granted atomic.Int32
-		var large, small lease
-		take := func(l *lease, n int64) {
-			go func() {
-				if err := b.acquire(t.Context(), l, n); err != nil {
-					t.Error(err)
-				}
-				granted.Add(1)
-			}()
-			synctest.Wait()
+		for range 10 {
+			mustTake(t, b, &small, 25)
+			small.release()
 		}
-		take(&large, 90)
-		take(&small, 10) // would fit, but would starve the large one
-		if granted.Load() != 0 {
-			t.Fatal("the queue was jumped")
+		turn.release()
+		if !granted() {
+			t.Fatal("the turn was not passed on")
 		}
-		first.release()
-		synctest.Wait()
-		if b.inUse() != 100 || granted.Load() != 2 {
-			t.Fatal(b.inUse(), granted.Load())
-		}
+		wantInUse(t, b, 510)
 		large.release()
-		small.release()
-		small.release()
-		if b.inUse() != 0 {
-			t.Fatal(b.inUse())
-		}
+		held.release()
+		wantInUse(t, b, 0)
 	})
 }
 
-func TestBudgetRefusesWhatCanNeverFit(t *testing.T) {
+func TestBudgetLeasesAreAtMostAQuarter(t *testing.T) {
 	b := newBudget(100)
-	var l lease
-	if err := b.acquire(t.Context(), &l, 101); !errors.Is(err, errOverBudget) {
-		t.Fatal(err)
+	var one, two lease
+	mustTake(t, b, &one, 26) // has the turn
+	if b.tryAcquire(&two, 26) {
+		t.Fatal("more than a quarter without the turn")
 	}
-	if err := b.acquire(t.Context(), &l, 60); err != nil {
-		t.Fatal(err)
+	mustTake(t, b, &two, 25)
+	if b.tryAcquire(&two, 1) {
+		t.Fatal("grown to more than a quarter")
 	}
-	if err := l.grow(t.Context(), 41); !errors.Is(err, errOverBudget) {
-		t.Fatal(err)
-	}
-	l.shrink(70) // no growth by shrinking
-	if b.inUse() != 60 {
-		t.Fatal(b.inUse())
-	}
+	one.shrink(25) // it counts like any other now
+	mustTake(t, b, &two, 1)
+	wantInUse(t, b, 51)
+}
+
+// The oldest of those for whom there is no room gets on when there is a turn to take.
+func TestBudgetTurnGoesToTheOldest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBudget(100)
+		var full [4]lease
+		for i := range full {
+			mustTake(t, b, &full[i], 25)
+		}
+		var first, second, third lease
+		mustTake(t, b, &first, 20) // takes the turn
+		granted2 := take(t, b, &second, 20)
+		if granted2() {
+			t.Fatal("beyond the budget")
+		}
+		granted3 := take(t, b, &third, 20)
+		first.release()
+		if !granted2() || granted3() {
+			t.Fatal(granted2(), granted3())
+		}
+		full[0].release() // room for the second among the others, so the turn is free
+		if !granted3() {
+			t.Fatal("the third does not go on")
+		}
+		wantInUse(t, b, 115)
+	})
 }
 
 func TestBudgetWaitEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBudget(100)
-		var a, waiting, behind lease
-		if err := b.acquire(t.Context(), &a, 60); err != nil {
+		var turn, waiting lease
+		mustTake(t, b, &turn, 60)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- b.acquire(ctx, &waiting, 90) }()
+		synctest.Wait()
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() {
-			if err := b.acquire(ctx, &waiting, 90); !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
-		}()
-		synctest.Wait()
-		go func() {
-			if err := b.acquire(t.Context(), &behind, 30); err != nil {
-				t.Error(err)
-			}
-		}()
-		synctest.Wait()
-		if b.inUse() != 60 {
-			t.Fatal("the queue was jumped")
-		}
-		cancel() // those behind must not wait for one that left
-		synctest.Wait()
-		if b.inUse() != 90 {
-			t.Fatal(b.inUse())
-		}
+		turn.release()
+		wantInUse(t, b, 0)
 	})
 }
 
@@ -98,44 +135,41 @@ func TestBudgetWaitEndsWithTheContext(t *testing.T) {
 func TestBudgetGrowersDoNotDeadlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBudget(100)
-		var one, two, fresh lease
-		for _, l := range []*lease{&one, &two} {
-			if err := b.acquire(t.Context(), l, 50); err != nil {
-				t.Fatal(err)
-			}
+		leases := make([]lease, 5)
+		for i := range leases {
+			mustTake(t, b, &leases[i], 20)
 		}
-		if err := one.grow(t.Context(), 30); err != nil { // overdraws
-			t.Fatal(err)
+		mustTake(t, b, &leases[0], 5) // takes the turn, and its room is free for others
+		mustTake(t, b, &leases[1], 5)
+		mustTake(t, b, &leases[2], 5)
+		mustTake(t, b, &leases[3], 5)
+		mustTake(t, b, &leases[4], 5)
+		granted := take(t, b, &leases[1], 10)
+		if granted() {
+			t.Fatal("two have the turn")
 		}
-		grown := false
-		go func() {
-			if err := two.grow(t.Context(), 40); err != nil {
-				t.Error(err)
-			}
-			grown = true
-		}()
-		synctest.Wait()
-		go func() {
-			if err := b.acquire(t.Context(), &fresh, 1); err != nil {
-				t.Error(err)
-			}
-		}()
-		synctest.Wait()
-		if grown || b.inUse() != 130 {
-			t.Fatal("two frames overdrew the budget", b.inUse())
+		mustTake(t, b, &leases[0], 100) // the one that has it goes on
+		leases[0].release()
+		if !granted() {
+			t.Fatal("the other one does not go on")
 		}
-		if err := one.grow(t.Context(), 10); err != nil { // the one that may goes on
-			t.Fatal(err)
+		for i := range leases {
+			leases[i].release()
+			leases[i].release()
 		}
-		one.release()
-		synctest.Wait()
-		if !grown || b.inUse() != 91 {
-			t.Fatal(grown, b.inUse())
-		}
-		two.release()
-		fresh.release()
-		if b.inUse() != 0 || b.overdrawn != nil {
-			t.Fatal(b.inUse())
+		wantInUse(t, b, 0)
+		if b.turn != nil || b.used != 0 {
+			t.Fatal(b.used)
 		}
 	})
+}
+
+func TestPoolKeepsRoomForSmallOnes(t *testing.T) {
+	p := newPool(smallBytes*4, 1<<20)
+	var large [5]lease
+	for i := range large {
+		mustTake(t, p.of(smallBytes+1), &large[i], 1<<18)
+	}
+	var small lease
+	mustTake(t, p.of(smallBytes), &small, smallBytes)
 }

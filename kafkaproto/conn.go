@@ -40,6 +40,8 @@ type conn struct {
 
 	queue    chan *pending
 	inFlight chan struct{} // holds one token per unanswered request
+	control  chan struct{} // and those of requests other than Produce, see alone
+	free     atomic.Bool   // a request uses freeBytes
 	lastSent atomic.Int64  // when the last response was written, Unix nanoseconds
 
 	mu struct {
@@ -58,15 +60,13 @@ type conn struct {
 type pending struct {
 	key, version  int16
 	correlationID int32
+	elements      int64 // of a request other than Produce
 	reply         Reply // nil: no response
 	receivedAt    time.Time
 
-	frame, decoded lease
-}
-
-func (p *pending) release() {
-	p.frame.release()
-	p.decoded.release()
+	frame, decoded, response lease
+	free                     int64 // of the connection's freeBytes
+	control                  int   // tokens
 }
 
 func newConn(s *Server, nc net.Conn, id uint64) *conn {
@@ -76,6 +76,7 @@ func newConn(s *Server, nc net.Conn, id uint64) *conn {
 		host:     hostOf(nc.RemoteAddr()),
 		queue:    make(chan *pending, s.opts.MaxInFlight),
 		inFlight: make(chan struct{}, s.opts.MaxInFlight),
+		control:  make(chan struct{}, maxControlInFlight),
 	}
 	c.mu.draining = make(chan struct{})
 	c.info = &ConnInfo{ID: id, Remote: nc.RemoteAddr(), Local: nc.LocalAddr(), draining: c.mu.draining}
@@ -84,7 +85,7 @@ func newConn(s *Server, nc net.Conn, id uint64) *conn {
 		br:              bufio.NewReaderSize(nc, readBufferBytes),
 		versions:        s.opts.Versions,
 		maxBytes:        s.opts.MaxFrameBytes,
-		maxControlBytes: s.maxControlBytes,
+		maxControlBytes: s.opts.MaxControlFrameBytes,
 		setDeadline:     c.setReadDeadline,
 		timeout:         s.opts.FrameTimeout,
 		first:           true,
@@ -179,12 +180,8 @@ func (c *conn) setReadDeadline(t time.Time) {
 // readLoop reads and starts requests until something ends it.
 func (c *conn) readLoop() closing {
 	for {
-		select {
-		case c.inFlight <- struct{}{}:
-		case <-c.mu.draining:
-			return closing{reason: closedDrain}
-		case <-c.ctx.Done():
-			return c.readFault(c.ctx.Err())
+		if err := c.takeToken(c.inFlight, c.mu.draining); err != nil {
+			return c.readFault(err)
 		}
 		if cl, ok := c.awaitByte(); !ok {
 			return cl
@@ -192,7 +189,7 @@ func (c *conn) readLoop() closing {
 		p, err := c.readAndStart()
 		if err != nil {
 			if p != nil {
-				p.release()
+				c.release(p)
 			}
 			return c.readFault(err)
 		}
@@ -244,7 +241,13 @@ func (c *conn) readAndStart() (*pending, error) {
 		return nil, err
 	}
 	p := &pending{key: head.key, version: head.version}
-	frame, err := c.fr.readBody(c.ctx, head.size, c.srv.frames, &p.frame)
+	if p.key != KeyProduce {
+		if err := c.takeToken(c.control, c.mu.draining); err != nil {
+			return p, err
+		}
+		p.control++
+	}
+	frame, err := c.fr.readBody(head.size, func(n int) error { return c.chargeFrame(p, head.size, int64(n)) })
 	if err != nil {
 		return p, err
 	}
@@ -252,10 +255,14 @@ func (c *conn) readAndStart() (*pending, error) {
 	c.srv.metrics.request(head.key, len(frame))
 	if head.tooNew {
 		c.startTooNew(p, frame)
+		p.frame.release()
 		return p, nil
 	}
 	req, err := c.decode(p, frame)
 	if err != nil {
+		return p, err
+	}
+	if err := c.makeRoomForResponse(p); err != nil {
 		return p, err
 	}
 	p.reply, err = c.handle(req)
@@ -273,25 +280,20 @@ func (c *conn) startTooNew(p *pending, frame []byte) {
 }
 
 func (c *conn) decode(p *pending, frame []byte) (*Request, error) {
-	body := newRequest(p.key, p.version)
-	h, err := parseHeader(frame, body.IsFlexible())
+	h, err := parseHeader(frame, newRequest(p.key, p.version).IsFlexible())
 	if err != nil {
 		return nil, err
 	}
 	c.clientID = h.clientID
 	p.correlationID = h.correlationID
-	cost, err := decodeCost(p.key, p.version, h.body)
+	var body kmsg.Request
+	if p.key == KeyProduce {
+		body, err = c.decodeProduce(p, &h)
+	} else {
+		body, err = c.decodeControl(p, &h, len(frame))
+	}
 	if err != nil {
 		return nil, err
-	}
-	if err := c.srv.decoded.acquire(c.ctx, &p.decoded, cost); err != nil {
-		return nil, budgetError(len(frame), err)
-	}
-	if err := parseBody(body, h.body); err != nil {
-		return nil, err
-	}
-	if p.key != KeyProduce { // its cost is exact
-		p.decoded.shrink(min(cost, retainedBytes(body)))
 	}
 	if av, ok := body.(*kmsg.ApiVersionsRequest); ok && av.Version >= 3 {
 		c.info = c.info.introduced(av)
@@ -306,6 +308,61 @@ func (c *conn) decode(p *pending, frame []byte) (*Request, error) {
 		Size:          len(frame),
 		ReceivedAt:    p.receivedAt,
 	}, nil
+}
+
+// decodeProduce charges what the structs take together with the frame.
+func (c *conn) decodeProduce(p *pending, h *header) (kmsg.Request, error) {
+	shape, err := walkProduce(p.version, h.body)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.hold(p, &p.frame, c.srv.mem.frames.small, shape.decodedBytes()+int64(len(h.clientID))); err != nil {
+		return nil, err
+	}
+	body := newRequest(p.key, p.version)
+	return body, parseBody(body, h.body)
+}
+
+// decodeControl decodes a request other than Produce and replaces the charge for its
+// frame by one for what stays. That is known afterwards only. To wait then would be to
+// hold memory that nobody counts: the request is given up instead, and decoded again
+// when there is room.
+func (c *conn) decodeControl(p *pending, h *header, size int) (kmsg.Request, error) {
+	for charged := false; ; charged = true {
+		body, shape, err := c.decodeGated(p, h, size)
+		if err != nil {
+			return nil, err
+		}
+		kept := shape.bytes + int64(len(h.clientID))
+		if shape.aliases {
+			kept += int64(size)
+		}
+		b := c.srv.mem.decoded.of(kept)
+		if charged || c.takeFree(p, kept) || b.tryAcquire(&p.decoded, kept) {
+			p.elements = shape.elements
+			p.frame.release()
+			return body, c.aloneIf(p, kept > aloneBytes)
+		}
+		body = nil
+		if err := c.acquire(b, &p.decoded, kept); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// decodeGated decodes while it holds what that may allocate at most.
+func (c *conn) decodeGated(p *pending, h *header, size int) (kmsg.Request, requestShape, error) {
+	var gate lease
+	if err := c.acquire(c.srv.mem.decoding.of(int64(size)), &gate, int64(len(h.body))*decodeFactor); err != nil {
+		return nil, requestShape{}, err
+	}
+	defer gate.release()
+	body := newRequest(p.key, p.version)
+	if err := parseBody(body, h.body); err != nil {
+		return nil, requestShape{}, err
+	}
+	shape := measure(body)
+	return body, shape, shape.check(p.key)
 }
 
 // handlerError wraps what a handler or a reply returned.
@@ -350,8 +407,11 @@ func (c *conn) readFault(err error) closing {
 	if c.ctx.Err() != nil {
 		return closing{reason: closedByClient, err: err} // cut already, with a cause of its own
 	}
-	if c.isStopped() && errors.Is(err, os.ErrDeadlineExceeded) {
+	if errors.Is(err, errDraining) || c.isStopped() && errors.Is(err, os.ErrDeadlineExceeded) {
 		return closing{reason: closedDrain}
+	}
+	if errors.Is(err, errNoMemory) {
+		return closing{reason: closedMemory, err: err}
 	}
 	if pe, ok := errors.AsType[*parseError](err); ok {
 		c.srv.metrics.malformed[pe.kind].Inc()
@@ -391,7 +451,7 @@ func (c *conn) writeLoop() {
 				c.cut()
 			}
 		}
-		p.release()
+		c.release(p)
 		<-c.inFlight
 	}
 }
@@ -402,10 +462,12 @@ func (c *conn) finish(p *pending) (closing, bool) {
 		c.srv.metrics.response(p.key, 0, p.receivedAt)
 		return closing{}, true
 	}
-	buf := responseBuffers.Get().(*[]byte)
-	defer putResponseBuffer(buf)
+	buffers := buffersFor(p.key)
+	buf := buffers.get()
+	defer func() { buffers.put(buf) }()
 	resp, err := c.encode(buf, p)
-	if r, ok := resp.(Releaser); ok {
+	r, ownMemory := resp.(Releaser)
+	if ownMemory {
 		defer r.Release()
 	}
 	if err != nil {
@@ -414,16 +476,25 @@ func (c *conn) finish(p *pending) (closing, bool) {
 		}
 		return handlerFault(&handlerError{p.key, p.version, err}), false
 	}
-	if len(*buf) > 0 {
+	// The peer decides how long writing takes; only what is written is kept meanwhile.
+	p.reply, resp = nil, nil
+	c.releaseRequest(p)
+	buf = buffers.fit(buf)
+	size := len(*buf)
+	c.srv.expected[p.key].learn(p.elements, int64(size))
+	if err := c.chargeResponse(p, int64(cap(*buf)), ownMemory); err != nil {
+		return closing{reason: closedMemory, err: fmt.Errorf("a response of %d bytes: %w", size, err)}, false
+	}
+	if size > 0 {
 		if err := c.write(*buf); err != nil {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
-				return closing{reason: closedWrite, err: fmt.Errorf("the client does not read its responses: %w", err)}, false
+				return closing{reason: closedWrite, err: fmt.Errorf("the client does not read its responses, or slower than %d KiB/s: %w", minRate>>10, err)}, false
 			}
 			return closing{reason: closedByClient, err: err}, false
 		}
 		c.lastSent.Store(time.Now().UnixNano())
 	}
-	c.srv.metrics.response(p.key, len(*buf), p.receivedAt)
+	c.srv.metrics.response(p.key, size, p.receivedAt)
 	return closing{}, true
 }
 
@@ -440,7 +511,7 @@ func (c *conn) encode(buf *[]byte, p *pending) (resp kmsg.Response, err error) {
 		return resp, fmt.Errorf("the handler answered with a %s response", kmsg.NameForKey(resp.Key()))
 	}
 	resp.SetVersion(p.version)
-	*buf, err = appendResponse(reserve(*buf, responseSize(resp)), resp, p.correlationID)
+	*buf, err = appendResponse(*buf, resp, p.correlationID)
 	return resp, err
 }
 
@@ -466,53 +537,20 @@ func appendResponse(dst []byte, resp kmsg.Response, correlationID int32) ([]byte
 const (
 	maxResponseBytes = 1<<31 - 1
 	writeStepBytes   = 256 << 10
-	// maxPooledResponse is the largest buffer kept for the next response.
-	maxPooledResponse = 8 << 20
 )
 
-var responseBuffers = sync.Pool{New: func() any { return new([]byte) }}
-
-func putResponseBuffer(b *[]byte) {
-	if cap(*b) <= maxPooledResponse {
-		responseBuffers.Put(b)
-	}
-}
-
-// responseSize estimates the encoded size of the one kind of response that is large,
-// so that its buffer is not grown and copied on the way.
-func responseSize(resp kmsg.Response) int {
-	f, ok := resp.(*kmsg.FetchResponse)
-	if !ok {
-		return 0
-	}
-	n := 64
-	for i := range f.Topics {
-		n += 32 + len(f.Topics[i].Topic)
-		for j := range f.Topics[i].Partitions {
-			n += 96 + len(f.Topics[i].Partitions[j].RecordBatches)
-		}
-	}
-	return n
-}
-
-func reserve(b []byte, n int) []byte {
-	if cap(b) < n {
-		return make([]byte, 0, n)
-	}
-	return b
-}
-
-// write sends b. The deadline moves with every step that the peer takes, so a slow
-// one gets all of a large response and one that does not read is found out.
+// write sends b. The peer may be slow, within pace.
 func (c *conn) write(b []byte) error {
+	pace := startPace(c.srv.opts.WriteTimeout)
 	for len(b) > 0 {
 		step := b[:min(len(b), writeStepBytes)]
-		if err := c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.WriteTimeout)); err != nil {
+		if err := c.nc.SetWriteDeadline(pace.deadline); err != nil {
 			return err
 		}
 		if _, err := c.nc.Write(step); err != nil {
 			return err
 		}
+		pace.moved(len(step))
 		b = b[len(step):]
 	}
 	return nil

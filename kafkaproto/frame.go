@@ -2,7 +2,6 @@ package kafkaproto
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,14 +11,42 @@ import (
 )
 
 const (
-	// readBufferBytes is the buffer each connection has while it is open. Requests
-	// larger than this are read straight into their frame.
+	// readBufferBytes is the buffer each connection has while it is open. A request is
+	// given memory of its own when this much of it, or all, has arrived.
 	readBufferBytes = 4 << 10
-	// firstFrameBytes is allocated for a frame before any of it has arrived.
-	firstFrameBytes = 64 << 10
-	// readStepBytes must arrive within FrameTimeout.
+	// firstFrameBytes is the first buffer of a frame that is larger than smallBytes.
+	firstFrameBytes = 2 * readBufferBytes
+	// readStepBytes is read at once, at most.
 	readStepBytes = 64 << 10
+	// minRate is what a peer must keep up to send a request or take a response, in
+	// bytes per second. Less is fine for as long as the timeout lasts.
+	minRate = 256 << 10
 )
+
+// pace is the deadline of a peer that must move on: it is timeout from the start, and
+// whatever is transferred moves it as far as minRate needs for that, but never beyond
+// timeout from now. So a stalled peer has timeout, and a slow one has timeout and what
+// the whole takes at minRate.
+type pace struct {
+	timeout  time.Duration
+	deadline time.Time
+}
+
+func startPace(timeout time.Duration) pace {
+	return pace{timeout: timeout, deadline: time.Now().Add(timeout)}
+}
+
+// moved tells of n bytes transferred.
+func (p *pace) moved(n int) {
+	most := time.Now().Add(p.timeout)
+	p.deadline = p.deadline.Add(time.Duration(n) * time.Second / minRate)
+	if p.deadline.After(most) {
+		p.deadline = most
+	}
+}
+
+// excuse moves the deadline by the time since begin, which was not the peer's.
+func (p *pace) excuse(begin time.Time) { p.deadline = p.deadline.Add(time.Since(begin)) }
 
 // frameReader cuts a connection's bytes into frames: a size as int32 and that many
 // bytes. It decides what to read by what the first bytes say, before it has room for
@@ -32,8 +59,8 @@ type frameReader struct {
 	maxControlBytes int
 	// setDeadline bounds the reads that follow.
 	setDeadline func(time.Time)
-	timeout     time.Duration
-	first       bool // nothing has been read yet
+	timeout     time.Duration // see pace
+	first       bool          // nothing has been read yet
 }
 
 // frameHead is what is known of a frame before it is read.
@@ -84,53 +111,59 @@ func (f *frameReader) check(h *frameHead) error {
 		return malformed(malformedVersion, "version %d of API key %d is not served, versions %d to %d are", h.version, h.key, low, high)
 	}
 	if h.key != KeyProduce && h.size > f.maxControlBytes {
-		return malformed(malformedSize, "request of %d bytes with API key %d; only Produce may have more than %d", h.size, h.key, f.maxControlBytes)
+		return malformed(malformedSize, "request of %d bytes with API key %d; by configuration only Produce may have more than %d", h.size, h.key, f.maxControlBytes)
 	}
 	return nil
 }
 
-// readBody reads the rest of the frame into memory that is charged to l first. The
-// buffer grows with what has arrived and is at most eight times as large: a frame
-// that is announced and never sent costs firstFrameBytes.
-func (f *frameReader) readBody(ctx context.Context, size int, frames *budget, l *lease) ([]byte, error) {
-	if int64(size) > frames.capacity {
-		return nil, budgetError(size, errOverBudget)
+// readBody reads the rest of the frame into memory for which it asks charge first. A
+// frame that is announced and never sent costs nothing, since its first bytes stay in
+// the connection's read buffer; then the buffer grows with what has arrived, and is at
+// most four times as large.
+func (f *frameReader) readBody(size int, charge func(n int) error) ([]byte, error) {
+	pace := startPace(f.timeout)
+	f.setDeadline(pace.deadline)
+	if _, err := f.br.Peek(min(size, readBufferBytes)); err != nil {
+		return nil, cutFrame(err)
 	}
-	room := min(size, firstFrameBytes)
-	if err := frames.acquire(ctx, l, int64(room)); err != nil {
-		return nil, budgetError(size, err)
+	var frame []byte
+	room := size
+	if size > smallBytes {
+		room = firstFrameBytes
 	}
-	buf := make([]byte, room)
 	for n := 0; ; {
-		step := min(len(buf)-n, readStepBytes)
-		f.setDeadline(time.Now().Add(f.timeout))
-		if _, err := io.ReadFull(f.br, buf[n:n+step]); err != nil {
+		if n == len(frame) {
+			begin := time.Now()
+			if err := charge(room - n); err != nil {
+				return nil, err
+			}
+			pace.excuse(begin)
+			grown := make([]byte, room)
+			copy(grown, frame)
+			frame, room = grown, nextRoom(room, size)
+		}
+		step := min(len(frame)-n, readStepBytes)
+		f.setDeadline(pace.deadline)
+		if _, err := io.ReadFull(f.br, frame[n:n+step]); err != nil {
 			return nil, cutFrame(err)
 		}
+		pace.moved(step)
 		if n += step; n == size {
-			return buf, nil
+			return frame, nil
 		}
-		if n < len(buf) {
-			continue
-		}
-		if room = 4 * len(buf); size <= 2*room {
-			room = size // spares one more copy for a little more
-		}
-		if err := l.grow(ctx, int64(room-len(buf))); err != nil {
-			return nil, budgetError(size, err)
-		}
-		grown := make([]byte, room)
-		copy(grown, buf)
-		buf = grown
 	}
 }
 
-// budgetError makes the refusal out of an error of the memory budget.
-func budgetError(size int, err error) error {
-	if errors.Is(err, errOverBudget) {
-		return malformed(malformedSize, "request of %d bytes: %w; raise the limit on request memory or send smaller requests", size, err)
+// nextRoom is the size of the buffer that follows one of room bytes that is full.
+// Early on little has been sent, so little is given.
+func nextRoom(room, size int) int {
+	if room < readStepBytes {
+		return min(2*room, size)
 	}
-	return err
+	if room *= 4; size <= 2*room {
+		return size // spares one more copy for a little more
+	}
+	return room
 }
 
 // cutFrame words the end of input inside a frame.

@@ -23,11 +23,12 @@ const (
 	closedPanic       closeReason = "panic"
 	closedDrain       closeReason = "drain"
 	closedLimit       closeReason = "connection_limit"
+	closedMemory      closeReason = "request_memory" // none became free
 )
 
 var closeReasons = []closeReason{
 	closedByClient, closedFirstByte, closedIdle, closedFrame, closedWrite, closedMalformed,
-	closedUnsupported, closedHandler, closedPanic, closedDrain, closedLimit,
+	closedUnsupported, closedHandler, closedPanic, closedDrain, closedLimit, closedMemory,
 }
 
 // malformedKind says what was wrong with input; it is a metric label.
@@ -38,7 +39,7 @@ const (
 	malformedSize    malformedKind = "size" // negative, tiny or above a limit
 	malformedHeader  malformedKind = "header"
 	malformedBody    malformedKind = "body"
-	malformedShape   malformedKind = "shape"     // too many topics or partitions
+	malformedShape   malformedKind = "shape"     // too many elements
 	malformedCut     malformedKind = "truncated" // EOF inside a frame
 	malformedKey     malformedKind = "unknown_key"
 	malformedVersion malformedKind = "unsupported_version"
@@ -53,6 +54,7 @@ var malformedKinds = []malformedKind{
 // so the number of series is fixed.
 type metrics struct {
 	connections prometheus.Gauge
+	memoryWaits prometheus.Counter
 	accepted    prometheus.Counter
 	closed      map[closeReason]prometheus.Counter
 	malformed   map[malformedKind]prometheus.Counter
@@ -67,7 +69,7 @@ type apiMetrics struct {
 	duration      prometheus.Observer
 }
 
-func newMetrics(reg prometheus.Registerer, keys []int16, memory func() float64) *metrics {
+func newMetrics(reg prometheus.Registerer, keys []int16, mem *memory) *metrics {
 	f := promauto.With(reg)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return f.NewCounterVec(prometheus.CounterOpts{Name: "brooklet_kafkaproto_" + name, Help: help}, labels)
@@ -85,7 +87,12 @@ func newMetrics(reg prometheus.Registerer, keys []int16, memory func() float64) 
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "brooklet_kafkaproto_request_memory_bytes",
 		Help: "Memory charged to requests that are being read or not yet answered.",
-	}, memory)
+	}, func() float64 { return float64(mem.requestBytes()) })
+	f.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "brooklet_kafkaproto_response_memory_bytes",
+		Help: "Memory charged to responses that are not yet written, those of fetches excepted.",
+	}, func() float64 { return float64(mem.responseBytes()) })
+	m.memoryWaits = counter("memory_waits_total", "Times that a connection waited for request or response memory.").WithLabelValues()
 	closed := counter("connections_closed_total", "Client connections closed, by reason.", "reason")
 	for _, r := range closeReasons {
 		m.closed[r] = closed.WithLabelValues(string(r))

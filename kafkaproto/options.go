@@ -18,13 +18,18 @@ type Options struct {
 	// field. Default 100 MiB, Kafka's socket.request.max.bytes; at most 256 MiB, so
 	// that the first bytes of TLS, HTTP and SSH are never taken for a size.
 	MaxFrameBytes int
-	// MaxRequestMemory bounds, in bytes, what requests of all connections hold from
-	// the moment they are read until they are answered. Half of it is for frames and
-	// half for the structs decoded from them. When it is used up, connections are
-	// not read until answers have left. It also bounds a single request: frames other
-	// than Produce may have a 256th of it, and at most 4 MiB, because a hostile one
-	// decodes to up to 128 times its size. A frame of several MiB that is already
-	// half received may go beyond it, one at a time. Default 1 GiB, at least 64 MiB.
+	// MaxControlFrameBytes is the same for requests other than Produce. They are
+	// decoded into structs that a hostile client can make 128 times as large, for the
+	// moment it takes to refuse them. Default 4 MiB, enough for a fetch of 50,000
+	// partitions; at most a 256th of MaxRequestMemory.
+	MaxControlFrameBytes int
+	// MaxRequestMemory bounds, in bytes, what requests and responses of all
+	// connections hold: requests from the moment they are read until their response
+	// is there, responses until they are written. Small ones, up to 16 KiB, have a
+	// share that large ones cannot use, and the first 4 KiB of each connection are
+	// not counted. When a share is used up, connections are not read for up to 30 s,
+	// and then closed. Default 1 GiB, at least 64 MiB and at least four times
+	// MaxFrameBytes.
 	MaxRequestMemory int64
 	// MaxConnections is the number of open connections beyond which new ones are
 	// closed at once. Default 16384.
@@ -33,7 +38,8 @@ type Options struct {
 	// its own.
 	MaxConnectionsPerIP int
 	// MaxInFlight is the number of requests of one connection that may be unanswered
-	// before the connection is no longer read. Default 64.
+	// before the connection is no longer read. At most four of them may be other than
+	// Produce. Default 64.
 	MaxInFlight int
 
 	// FirstByteTimeout closes a new connection that says nothing. Default 30 s.
@@ -41,11 +47,11 @@ type Options struct {
 	// IdleTimeout closes a connection that has no request in flight and sends
 	// none. Default 10 min, Kafka's connections.max.idle.ms.
 	IdleTimeout time.Duration
-	// FrameTimeout is the time within which each next 64 KiB of a request, or what
-	// is left of it, must arrive. Default 30 s.
+	// FrameTimeout is the time within which a request must arrive, and 1 s more for
+	// each 256 KiB of it. A peer that stalls in the middle has FrameTimeout from
+	// then. Default 30 s.
 	FrameTimeout time.Duration
-	// WriteTimeout is the time within which the peer must take each next 256 KiB of
-	// a response, or what is left of it. Default 30 s.
+	// WriteTimeout is the same for the peer that takes a response. Default 30 s.
 	WriteTimeout time.Duration
 
 	// Logger gets one line per connection that was closed for a reason other than
@@ -58,6 +64,7 @@ type Options struct {
 // EnsureDefaults fills in fields that are zero.
 func (o *Options) EnsureDefaults() {
 	setDefault(&o.MaxFrameBytes, 100<<20)
+	setDefault(&o.MaxControlFrameBytes, 4<<20)
 	setDefault(&o.MaxRequestMemory, 1<<30)
 	setDefault(&o.MaxConnections, 16384)
 	setDefault(&o.MaxConnectionsPerIP, o.MaxConnections)
@@ -82,7 +89,16 @@ func setDefault[T comparable](field *T, value T) {
 const (
 	maxMaxFrameBytes    = 256 << 20
 	minMaxRequestMemory = 64 << 20
+	// What MaxRequestMemory must be at least for a frame of one byte.
+	memoryPerFrameByte        = 4
+	memoryPerControlFrameByte = 2 * decodeFactor
 )
+
+// FrameLimits returns the largest MaxFrameBytes and MaxControlFrameBytes that go with
+// a MaxRequestMemory of memory bytes.
+func FrameLimits(memory int64) (frame, control int64) {
+	return memory / memoryPerFrameByte, memory / memoryPerControlFrameByte
+}
 
 // Validate reports everything that is wrong with the options, defaults applied.
 func (o *Options) Validate() error {
@@ -97,6 +113,14 @@ func (o *Options) Validate() error {
 		"MaxFrameBytes is %d, it must be between %d and %d", o.MaxFrameBytes, minFrameBytes, maxMaxFrameBytes)
 	check(o.MaxRequestMemory >= minMaxRequestMemory,
 		"MaxRequestMemory is %d, it must be at least %d", o.MaxRequestMemory, minMaxRequestMemory)
+	frame, control := FrameLimits(o.MaxRequestMemory)
+	check(int64(o.MaxFrameBytes) <= frame,
+		"MaxFrameBytes is %d, but MaxRequestMemory of %d allows %d: lower MaxFrameBytes, or raise MaxRequestMemory to %d",
+		o.MaxFrameBytes, o.MaxRequestMemory, frame, int64(o.MaxFrameBytes)*memoryPerFrameByte)
+	check(o.MaxControlFrameBytes >= minFrameBytes, "MaxControlFrameBytes is %d, it must be at least %d", o.MaxControlFrameBytes, minFrameBytes)
+	check(int64(o.MaxControlFrameBytes) <= control,
+		"MaxControlFrameBytes is %d, but MaxRequestMemory of %d allows %d: lower MaxControlFrameBytes, or raise MaxRequestMemory to %d",
+		o.MaxControlFrameBytes, o.MaxRequestMemory, control, int64(o.MaxControlFrameBytes)*memoryPerControlFrameByte)
 	check(o.MaxConnections > 0, "MaxConnections is %d, it must be positive", o.MaxConnections)
 	check(o.MaxConnectionsPerIP > 0, "MaxConnectionsPerIP is %d, it must be positive", o.MaxConnectionsPerIP)
 	check(o.MaxInFlight > 0, "MaxInFlight is %d, it must be positive", o.MaxInFlight)

@@ -54,7 +54,8 @@ type Request struct {
 	ClientID string
 	// Body is the typed request. Byte fields and unknown tags are slices of the
 	// frame, which belongs to this request alone and is never written again. To keep
-	// one alive keeps the whole frame alive.
+	// one alive keeps the whole frame alive. The memory that all requests may use is
+	// counted until the Reply has returned.
 	Body kmsg.Request
 	// Size is that of the frame in bytes, without its size field.
 	Size int
@@ -103,9 +104,12 @@ func (c *ConnInfo) introduced(r *kmsg.ApiVersionsRequest) *ConnInfo {
 const (
 	// minFrameBytes is a request header with a null client id and no body.
 	minFrameBytes = 10
-	// maxControlFrameBytes bounds frames other than Produce. The largest honest ones
-	// are fetches, commits and assignments over tens of thousands of partitions.
-	maxControlFrameBytes = 4 << 20
+	// maxElements bounds what a request other than Produce is made of: elements of
+	// arrays and unknown tags. The largest honest ones are fetches, commits and
+	// assignments over tens of thousands of partitions.
+	maxElements = 200_000
+	// maxDecodedBytes bounds what such a request holds once it is decoded.
+	maxDecodedBytes = 16 << 20
 	// decodeFactor is how much larger than its frame a decoded request can be. The
 	// worst case is an array whose elements have one unknown tag each: a map of 320
 	// bytes for 3 bytes of input.
@@ -174,18 +178,6 @@ func newRequest(key, version int16) kmsg.Request {
 	return req
 }
 
-// decodeCost returns an upper bound, in bytes, on what decoding body will allocate.
-func decodeCost(key, version int16, body []byte) (int64, error) {
-	if key != KeyProduce {
-		return int64(len(body)) * decodeFactor, nil
-	}
-	shape, err := walkProduce(version, body)
-	if err != nil {
-		return 0, err
-	}
-	return shape.decodedBytes(), nil
-}
-
 // produceShape counts what a Produce request is made of.
 type produceShape struct {
 	topics, partitions, tagSections, tags int
@@ -247,80 +239,106 @@ func (s *produceShape) countTags(w *wire, flexible bool) {
 	}
 }
 
-// retainedBytes estimates what a decoded request holds besides its frame. It is
-// what stays charged until the request is answered.
-func retainedBytes(req kmsg.Request) int64 {
-	switch r := req.(type) {
-	case *kmsg.FetchRequest: // the hot one, and the one that waits
-		return fetchBytes(r)
-	default:
-		return int64(reflect.TypeOf(req).Elem().Size()) + pointedBytes(reflect.ValueOf(req).Elem())
-	}
+// requestShape is what a decoded request other than Produce is made of.
+type requestShape struct {
+	// bytes is an estimate of what it holds besides its frame.
+	bytes int64
+	// elements of arrays, and unknown tags.
+	elements int64
+	// aliases tells that it has byte fields or unknown tags, which are slices of its
+	// frame. kmsg copies strings.
+	aliases bool
 }
 
-func fetchBytes(r *kmsg.FetchRequest) int64 {
-	n := int64(unsafe.Sizeof(*r)) + int64(len(r.Rack)) + tagsBytes(&r.UnknownTags)
+// measure walks a decoded request.
+func measure(req kmsg.Request) requestShape {
+	var s requestShape
+	if fetch, ok := req.(*kmsg.FetchRequest); ok { // the hot one
+		s.addFetch(fetch)
+	} else {
+		s.addPointed(reflect.ValueOf(req))
+	}
+	return s
+}
+
+// check refuses what no honest client sends.
+func (s *requestShape) check(key int16) error {
+	if s.elements > maxElements || s.bytes > maxDecodedBytes {
+		return malformed(malformedShape, "%s request of %d elements, %d bytes when decoded; at most %d elements and %d bytes are accepted, ask for less at a time",
+			kmsg.NameForKey(key), s.elements, s.bytes, maxElements, maxDecodedBytes)
+	}
+	return nil
+}
+
+func (s *requestShape) addFetch(r *kmsg.FetchRequest) {
+	s.bytes += int64(unsafe.Sizeof(*r)) + int64(len(r.Rack))
+	s.addTags(r.UnknownTags.Len())
+	s.addElements(len(r.Topics), unsafe.Sizeof(kmsg.FetchRequestTopic{}))
 	for i := range r.Topics {
 		t := &r.Topics[i]
-		n += int64(unsafe.Sizeof(*t)) + int64(len(t.Topic)) + tagsBytes(&t.UnknownTags) +
-			int64(len(t.Partitions))*int64(unsafe.Sizeof(kmsg.FetchRequestTopicPartition{}))
+		s.bytes += int64(len(t.Topic))
+		s.addTags(t.UnknownTags.Len())
+		s.addElements(len(t.Partitions), unsafe.Sizeof(kmsg.FetchRequestTopicPartition{}))
 		for j := range t.Partitions {
-			n += tagsBytes(&t.Partitions[j].UnknownTags)
+			s.addTags(t.Partitions[j].UnknownTags.Len())
 		}
 	}
+	s.addElements(len(r.ForgottenTopics), unsafe.Sizeof(kmsg.FetchRequestForgottenTopic{}))
 	for i := range r.ForgottenTopics {
 		t := &r.ForgottenTopics[i]
-		n += int64(unsafe.Sizeof(*t)) + int64(len(t.Topic)) + int64(len(t.Partitions))*4 + tagsBytes(&t.UnknownTags)
+		s.bytes += int64(len(t.Topic))
+		s.addTags(t.UnknownTags.Len())
+		s.addElements(len(t.Partitions), unsafe.Sizeof(t.Partitions[0]))
 	}
-	return n
 }
 
-func tagsBytes(t *kmsg.Tags) int64 {
-	if n := t.Len(); n > 0 {
-		return tagSectionBytes + int64(n)*tagBytes
-	}
-	return 0
+func (s *requestShape) addElements(n int, size uintptr) {
+	s.elements += int64(n)
+	s.bytes += int64(n) * int64(size)
 }
 
-// pointedBytes returns the size of what v points to, byte slices excepted: those
-// are part of the frame.
-func pointedBytes(v reflect.Value) int64 {
+func (s *requestShape) addTags(n int) {
+	if n > 0 {
+		s.bytes += tagSectionBytes
+		s.addElements(n, tagBytes)
+		s.aliases = true
+	}
+}
+
+// addPointed adds what v points to, v itself being counted already.
+func (s *requestShape) addPointed(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
-		return int64(v.Len())
+		s.bytes += int64(v.Len())
 	case reflect.Map: // only unknown tags
-		if n := v.Len(); n > 0 {
-			return tagSectionBytes + int64(n)*tagBytes
-		}
+		s.addTags(v.Len())
 	case reflect.Pointer:
 		if !v.IsNil() {
-			return int64(v.Type().Elem().Size()) + pointedBytes(v.Elem())
+			s.bytes += int64(v.Type().Elem().Size())
+			s.addPointed(v.Elem())
 		}
 	case reflect.Slice:
-		return sliceBytes(v)
+		s.addSlice(v)
 	case reflect.Struct:
-		var n int64
 		for i := range v.NumField() {
-			n += pointedBytes(v.Field(i))
+			s.addPointed(v.Field(i))
 		}
-		return n
 	}
-	return 0
 }
 
-func sliceBytes(v reflect.Value) int64 {
+func (s *requestShape) addSlice(v reflect.Value) {
 	elem := v.Type().Elem()
 	if elem.Kind() == reflect.Uint8 {
-		return 0
+		s.aliases = s.aliases || v.Len() > 0
+		return
 	}
-	n := int64(v.Len()) * int64(elem.Size())
+	s.addElements(v.Len(), elem.Size())
 	switch elem.Kind() {
 	case reflect.String, reflect.Pointer, reflect.Slice, reflect.Struct:
 		for i := range v.Len() {
-			n += pointedBytes(v.Index(i))
+			s.addPointed(v.Index(i))
 		}
 	}
-	return n
 }
 
 // describeForeign recognises the first bytes of protocols that are sent to a Kafka

@@ -18,13 +18,13 @@ var ErrServerClosed = errors.New("kafkaproto: server closed")
 // Server accepts connections, reads requests for a [Handler] and writes its
 // responses. It is made by [NewServer].
 type Server struct {
-	opts            Options
-	handler         Handler
-	logger          *zap.Logger
-	logs            logLimiter
-	metrics         *metrics
-	frames, decoded *budget
-	maxControlBytes int
+	opts     Options
+	handler  Handler
+	logger   *zap.Logger
+	logs     logLimiter
+	metrics  *metrics
+	mem      *memory
+	expected map[int16]*expectation
 
 	ctx    context.Context // of all requests
 	cancel context.CancelFunc
@@ -48,16 +48,16 @@ func NewServer(opts Options, h Handler) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		opts:    opts,
-		handler: h,
-		logger:  opts.Logger,
-		frames:  newBudget(opts.MaxRequestMemory / 2),
-		decoded: newBudget(opts.MaxRequestMemory / 2),
+		opts:     opts,
+		handler:  h,
+		logger:   opts.Logger,
+		mem:      newMemory(&opts),
+		expected: make(map[int16]*expectation),
 	}
-	s.maxControlBytes = int(min(maxControlFrameBytes, s.decoded.capacity/decodeFactor))
-	s.metrics = newMetrics(opts.Registerer, opts.Versions.Keys(), func() float64 {
-		return float64(s.frames.inUse() + s.decoded.inUse())
-	})
+	for _, key := range opts.Versions.Keys() {
+		s.expected[key] = new(expectation)
+	}
+	s.metrics = newMetrics(opts.Registerer, opts.Versions.Keys(), s.mem)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mu.listeners = make(map[net.Listener]struct{})
 	s.mu.open = make(map[*conn]struct{})

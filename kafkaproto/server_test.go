@@ -45,6 +45,13 @@ func allVersions(t testing.TB) *Versions {
 	return v
 }
 
+// smallMemory are options with the least request memory and the largest frames that go
+// with it.
+func smallMemory() Options {
+	frame, control := FrameLimits(minMaxRequestMemory)
+	return Options{MaxRequestMemory: minMaxRequestMemory, MaxFrameBytes: int(frame), MaxControlFrameBytes: int(control)}
+}
+
 // harness is a server and the things a test looks at.
 type harness struct {
 	t    testing.TB
@@ -104,7 +111,7 @@ func start(t testing.TB, opts Options, h handlerFunc) *harness {
 			t.Errorf("Serve returned %v", err)
 		}
 		srv.conns.Wait()
-		if n := srv.frames.inUse() + srv.decoded.inUse(); n != 0 {
+		if n := srv.mem.requestBytes() + srv.mem.responseBytes() + srv.mem.decoding.inUse(); n != 0 {
 			t.Errorf("%d bytes of request memory were not given back", n)
 		}
 	})
@@ -431,24 +438,11 @@ func TestOnlyProduceMayBeLarge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := start(t, Options{}, answerAll)
 		c := h.dial()
-		b := binary.BigEndian.AppendUint32(nil, maxControlFrameBytes+1)
+		b := binary.BigEndian.AppendUint32(nil, 4<<20+1)
 		go c.Write(append(b, 0, 3, 0, 9, 0, 0, 0, 0))
 		c.expectClosed()
 		synctest.Wait()
-		h.oneLine("only Produce may")
-	})
-}
-
-func TestFrameAboveTheBudgetIsRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := start(t, Options{MaxRequestMemory: minMaxRequestMemory}, answerAll)
-		c := h.dial()
-		head := binary.BigEndian.AppendUint32(nil, 90<<20)
-		head = append(head, 0, 0, 0, 9, 0, 0, 0, 0)
-		go c.Write(head)
-		c.expectClosed()
-		synctest.Wait()
-		h.oneLine("raise the limit on request memory")
+		h.oneLine("only Produce may have more than 4194304")
 	})
 }
 
@@ -514,22 +508,60 @@ func TestHalfFrames(t *testing.T) {
 	}
 }
 
-// A frame that arrives in bits is fine as long as it moves.
-func TestSlowFrameArrives(t *testing.T) {
+// A frame that arrives in bits is fine as long as it moves, above the least rate for as
+// long as it takes, and below it for a while.
+func TestSlowFrames(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		size  int
+		every time.Duration // for readStepBytes
+		ok    bool
+	}{
+		{"above the least rate", 8 << 20, 250 * time.Millisecond, true},
+		{"below it, small", 256 << 10, 1 * time.Second, true},
+		{"below it, large", 8 << 20, 1 * time.Second, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := start(t, Options{FrameTimeout: 5 * time.Second}, answerAll)
+				c := h.dial()
+				b := frameOf(produceRequest(9, 1, 1, make([]byte, tc.size)), 9, 1)
+				begin := time.Now()
+				for len(b) > 0 {
+					time.Sleep(tc.every)
+					n, err := c.Write(b[:min(len(b), readStepBytes)])
+					if err != nil {
+						break
+					}
+					b = b[n:]
+				}
+				if tc.ok {
+					c.expect(1, kmsg.NewPtrProduceResponse(), 9)
+					return
+				}
+				// It was given FrameTimeout and what it had sent by then was worth.
+				if d := time.Since(begin); d < 5*time.Second || d > 8*time.Second {
+					t.Errorf("cut after %v", d)
+				}
+				synctest.Wait()
+				h.oneLine("did not arrive")
+			})
+		})
+	}
+}
+
+// What was sent fast is no credit for a stall later on.
+func TestStallInALargeFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := start(t, Options{FrameTimeout: 5 * time.Second}, answerAll)
 		c := h.dial()
-		p := kmsg.NewPtrProduceRequest()
-		p.Acks = 1
-		p.Topics = []kmsg.ProduceRequestTopic{{Topic: "t", Partitions: []kmsg.ProduceRequestTopicPartition{{Records: make([]byte, 1<<20)}}}}
-		b := frameOf(p, 9, 1)
-		for len(b) > 0 {
-			n := min(len(b), readStepBytes)
-			time.Sleep(4 * time.Second)
-			c.send(b[:n])
-			b = b[n:]
+		b := frameOf(produceRequest(9, 1, 1, make([]byte, 20<<20)), 9, 1)
+		c.send(b[:19<<20])
+		begin := time.Now()
+		c.expectClosed()
+		if d := time.Since(begin); d != 5*time.Second {
+			t.Errorf("cut after %v", d)
 		}
-		c.expect(1, kmsg.NewPtrProduceResponse(), 9)
 	})
 }
 
@@ -546,7 +578,7 @@ func TestDribblingClientHoldsNoMemory(t *testing.T) {
 		if n > 1<<20 {
 			t.Errorf("allocated %d bytes for 12 received", n)
 		}
-		if held := h.srv.frames.inUse(); held > firstFrameBytes {
+		if held := h.srv.mem.requestBytes(); held > 0 {
 			t.Errorf("%d bytes charged for 12 received", held)
 		}
 		var dribble sync.WaitGroup
@@ -631,32 +663,52 @@ func TestResponsesAreReleasedWhenWrittenOrDropped(t *testing.T) {
 	})
 }
 
-// A client may be slow with a large response as long as it reads on.
-func TestSlowReaderGetsAllOfALargeResponse(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const size = 4 << 20
-		h := start(t, Options{WriteTimeout: 11 * time.Second}, func(_ context.Context, r *Request) (Reply, error) {
-			resp := r.Response().(*kmsg.FetchResponse)
-			topic, part := kmsg.NewFetchResponseTopic(), kmsg.NewFetchResponseTopicPartition()
-			part.RecordBatches = make([]byte, size)
-			topic.Partitions = append(topic.Partitions, part)
-			resp.Topics = append(resp.Topics, topic)
-			return func(context.Context) (kmsg.Response, error) { return resp, nil }, nil
+// A client may be slow with a large response as long as it keeps up the least rate.
+func TestSlowReaders(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		size  int
+		pause time.Duration // after each writeStepBytes
+		ok    bool
+	}{
+		{"above the least rate", 8 << 20, 900 * time.Millisecond, true},
+		{"below it, small", 1 << 20, 2 * time.Second, true},
+		{"below it, large", 32 << 20, 2 * time.Second, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := start(t, Options{WriteTimeout: 11 * time.Second}, func(_ context.Context, r *Request) (Reply, error) {
+					resp := r.Response().(*kmsg.FetchResponse)
+					topic, part := kmsg.NewFetchResponseTopic(), kmsg.NewFetchResponseTopicPartition()
+					part.RecordBatches = make([]byte, tc.size)
+					topic.Partitions = append(topic.Partitions, part)
+					resp.Topics = append(resp.Topics, topic)
+					return func(context.Context) (kmsg.Response, error) { return resp, nil }, nil
+				})
+				c := h.dial()
+				begin := time.Now()
+				c.request(kmsg.NewPtrFetchRequest(), 12, 1)
+				slow := &client{t: t, Conn: slowConn{c.Conn, tc.pause, writeStepBytes}}
+				if tc.ok {
+					resp := kmsg.NewPtrFetchResponse()
+					slow.expect(1, resp, 12)
+					if len(resp.Topics[0].Partitions[0].RecordBatches) != tc.size {
+						t.Error("cut short")
+					}
+					return
+				}
+				n, _ := io.Copy(io.Discard, slow)
+				if d := time.Since(begin); n >= int64(tc.size) || d > 40*time.Second {
+					t.Errorf("cut after %d bytes and %v", n, d)
+				}
+				synctest.Wait()
+				h.oneLine("does not read its responses, or slower than 256 KiB/s")
+				if n := h.srv.mem.responseBytes(); n != 0 {
+					t.Errorf("%d bytes still charged", n)
+				}
+			})
 		})
-		c := h.dial()
-		begin := time.Now()
-		c.request(kmsg.NewPtrFetchRequest(), 12, 1)
-		// The first step takes two reads, the size and the rest.
-		slow := &client{t: t, Conn: slowConn{c.Conn, 5 * time.Second, writeStepBytes}}
-		resp := kmsg.NewPtrFetchResponse()
-		slow.expect(1, resp, 12)
-		if len(resp.Topics[0].Partitions[0].RecordBatches) != size {
-			t.Error("cut short")
-		}
-		if d := time.Since(begin); d < 30*time.Second {
-			t.Errorf("took %v, the test did not read slowly", d)
-		}
-	})
+	}
 }
 
 // slowConn reads at most step bytes after each pause.
@@ -1038,17 +1090,42 @@ func TestMetrics(t *testing.T) {
 func TestOptionsValidateReportsEverything(t *testing.T) {
 	_, err := NewServer(Options{
 		MaxFrameBytes: 1 << 30, MaxRequestMemory: 1, MaxConnections: -1, MaxConnectionsPerIP: -1, MaxInFlight: -1,
-		FirstByteTimeout: -1, IdleTimeout: -1, FrameTimeout: -1, WriteTimeout: -1,
+		MaxControlFrameBytes: 1, FirstByteTimeout: -1, IdleTimeout: -1, FrameTimeout: -1, WriteTimeout: -1,
 	}, handlerFunc(answerAll))
 	if err == nil {
 		t.Fatal("accepted")
 	}
 	for _, want := range []string{
-		"Versions", "MaxFrameBytes", "MaxRequestMemory", "MaxConnections ", "MaxConnectionsPerIP", "MaxInFlight",
+		"Versions", "MaxFrameBytes", "MaxControlFrameBytes", "MaxRequestMemory", "MaxConnections ", "MaxConnectionsPerIP", "MaxInFlight",
 		"FirstByteTimeout", "IdleTimeout", "FrameTimeout", "WriteTimeout",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%v lacks %s", err, want)
 		}
+	}
+}
+
+func TestFrameLimitsGoWithTheMemory(t *testing.T) {
+	opts := smallMemory()
+	opts.Versions = allVersions(t)
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	opts.MaxFrameBytes++
+	opts.MaxControlFrameBytes++
+	err := opts.Validate()
+	for _, want := range []string{
+		"MaxFrameBytes is 16777217, but MaxRequestMemory of 67108864 allows 16777216: lower MaxFrameBytes, or raise MaxRequestMemory to 67108868",
+		"MaxControlFrameBytes is 262145, but MaxRequestMemory of 67108864 allows 262144",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v lacks %q", err, want)
+		}
+	}
+	defaults := Options{Versions: opts.Versions}
+	defaults.EnsureDefaults()
+	if err := defaults.Validate(); err != nil {
+		t.Error(err)
 	}
 }

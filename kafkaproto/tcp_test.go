@@ -42,7 +42,7 @@ func startTCP(t testing.TB, opts Options, h handlerFunc) (*Server, string) {
 		if err := <-done; !errors.Is(err, ErrServerClosed) {
 			t.Error(err)
 		}
-		if n := srv.frames.inUse() + srv.decoded.inUse(); n != 0 {
+		if n := srv.mem.requestBytes() + srv.mem.responseBytes() + srv.mem.decoding.inUse(); n != 0 {
 			t.Errorf("%d bytes of request memory were not given back", n)
 		}
 	})
@@ -89,7 +89,7 @@ func echo(_ context.Context, r *Request) (Reply, error) {
 // Many connections pipeline requests of all sizes; every answer must be the right
 // one, and frames must keep their bytes until their own answer.
 func TestPipelinesOverTCP(t *testing.T) {
-	_, addr := startTCP(t, Options{MaxRequestMemory: minMaxRequestMemory}, echo)
+	_, addr := startTCP(t, smallMemory(), echo)
 	for conn := range 8 {
 		t.Run(fmt.Sprintf("connection %d", conn), func(t *testing.T) {
 			t.Parallel()
@@ -231,12 +231,12 @@ func BenchmarkFetchResponse(b *testing.B) {
 	b.SetBytes(1000 << 10)
 	b.ReportAllocs()
 	for b.Loop() {
-		buf := responseBuffers.Get().(*[]byte)
-		out, err := appendResponse(reserve((*buf)[:0], responseSize(resp)), resp, 1)
+		buf := fetchBuffers.get()
+		out, err := appendResponse((*buf)[:0], resp, 1)
 		if err != nil {
 			b.Fatal(err)
 		}
 		*buf = out
-		putResponseBuffer(buf)
+		fetchBuffers.put(buf)
 	}
 }

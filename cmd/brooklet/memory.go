@@ -12,11 +12,15 @@ import (
 	"strings"
 
 	"go.uber.org/zap"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
 )
 
 // memorySizes are the settings that decide how much memory the broker uses, in bytes. Zero means derived.
 type memorySizes struct {
 	tailCache, segmentCache, fetch, request, blockCache int64
+
+	frame int64 // the largest request, which request must have room for
 }
 
 // memoryPart is one of the sizes and the rule for its default.
@@ -34,9 +38,18 @@ func (m *memorySizes) parts() []memoryPart {
 		{"tail-cache-bytes", &m.tailCache, 1. / 6, 256 * mib, 8 * mib, "`BYTES` of newly appended records kept in memory for readers and for the next flush"},
 		{"segment-cache-bytes", &m.segmentCache, 1. / 6, 256 * mib, 8 * mib, "`BYTES` of records read from the bucket that are kept in memory"},
 		{"fetch-memory-bytes", &m.fetch, 1. / 6, 256 * mib, 8 * mib, "`BYTES` that all fetch replies under way may hold"},
-		{"request-memory-bytes", &m.request, 1. / 4, gib, 64 * mib, "`BYTES` that all requests under way may hold"},
+		{"request-memory-bytes", &m.request, 1. / 4, gib, requestMemoryFor(m.frame), "`BYTES` that all requests and responses under way may hold"},
 		{"block-cache-bytes", &m.blockCache, 1. / 24, 64 * mib, 4 * mib, "`BYTES` of cache of the local database"},
 	}
+}
+
+// leastRequest is the least memory for requests, whatever their size.
+const leastRequest = 64 * mib
+
+// requestMemoryFor returns the least memory for requests of up to frame bytes.
+func requestMemoryFor(frame int64) int64 {
+	each, _ := kafkaproto.FrameLimits(leastRequest)
+	return max(leastRequest, frame*(leastRequest/each))
 }
 
 func (m *memorySizes) options() []*option {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/brookletmq/brooklet/kafkaproto"
 )
 
 const testFlushBytes = 32 * mib
@@ -14,10 +16,10 @@ func TestMemoryDefaults(t *testing.T) {
 		limit int64
 		want  memorySizes
 	}{
-		{4 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, 969 * mib, 64 * mib}},
-		{64 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, gib, 64 * mib}},
-		{gib, memorySizes{99 * mib, 99 * mib, 99 * mib, 201 * mib, 26 * mib}},
-		{256 * mib, memorySizes{8 * mib, 8 * mib, 8 * mib, 64 * mib, 4 * mib}},
+		{4 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, 969 * mib, 64 * mib, 0}},
+		{64 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, gib, 64 * mib, 0}},
+		{gib, memorySizes{99 * mib, 99 * mib, 99 * mib, 201 * mib, 26 * mib, 0}},
+		{256 * mib, memorySizes{8 * mib, 8 * mib, 8 * mib, 64 * mib, 4 * mib, 0}},
 	} {
 		var m memorySizes
 		limit := memoryLimit{c.limit, "the test"}
@@ -96,6 +98,47 @@ func TestFindMemoryLimit(t *testing.T) {
 	} {
 		if got := findMemoryLimit(c.files, c.goLimit); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+func TestLargestRequestAndMemory(t *testing.T) {
+	for _, c := range []struct {
+		limit         int64
+		args          []string
+		frame, memory int64
+		reason        string
+	}{
+		{limit: 64 * gib, frame: 100 * mib, memory: gib},
+		{limit: 256 * mib, frame: 16 * mib, memory: 64 * mib},
+		{limit: 64 * gib, args: []string{"--request-memory-bytes", "80MiB"}, frame: 20 * mib, memory: 80 * mib},
+		{limit: gib, args: []string{"--max-frame-bytes", "100MiB"}, frame: 100 * mib, memory: 453 * mib},
+		{limit: 64 * gib, args: []string{"--max-frame-bytes", "256MiB"}, frame: 256 * mib, memory: gib},
+		{limit: 256 * mib, args: []string{"--max-message-bytes", "32MiB"}, frame: 32*mib + frameOverhead, memory: 128*mib + 4*frameOverhead},
+		{limit: 64 * gib, args: []string{"--max-frame-bytes", "100MiB", "--request-memory-bytes", "399MiB"},
+			reason: "--max-frame-bytes 100MiB needs --request-memory-bytes 419430400, which is 399MiB"},
+		{limit: 64 * gib, args: []string{"--max-message-bytes", "32MiB", "--request-memory-bytes", "64MiB"},
+			reason: "--max-message-bytes 32MiB needs --request-memory-bytes 134479872, which is 64MiB: lower the first or raise the second"},
+	} {
+		var s settings
+		parse(t, &s, c.args...)
+		err := s.completeMemory(memoryLimit{c.limit, "the test"})
+		if c.reason != "" {
+			if err == nil || !strings.Contains(err.Error(), c.reason) {
+				t.Errorf("%v: error %v, want %s", c.args, err, c.reason)
+			}
+			continue
+		}
+		if err != nil || s.maxFrameBytes != c.frame || s.memory.request != c.memory {
+			t.Errorf("limit %s, %v: requests of %d, memory of %d, %v; want %d and %d", formatBytes(c.limit), c.args, s.maxFrameBytes, s.memory.request, err, c.frame, c.memory)
+		}
+		options := kafkaproto.Options{
+			Versions:      new(kafkaproto.Versions),
+			MaxFrameBytes: int(s.maxFrameBytes), MaxControlFrameBytes: int(s.maxControlFrameBytes()), MaxRequestMemory: s.memory.request,
+		}
+		options.EnsureDefaults()
+		if err := options.Validate(); err != nil {
+			t.Errorf("limit %s, %v: %v", formatBytes(c.limit), c.args, err)
 		}
 	}
 }

@@ -252,14 +252,15 @@ const fetchMaxBytes = 55 * mib
 func (n *node) openKafka(context.Context) (err error) {
 	s := n.settings
 	n.kafka, err = kafkaproto.NewServer(kafkaproto.Options{
-		Versions:            n.broker.Versions(),
-		MaxFrameBytes:       int(s.maxFrameBytes),
-		MaxRequestMemory:    s.memory.request,
-		MaxConnections:      s.maxConnections,
-		MaxConnectionsPerIP: s.maxConnectionsPerIP,
-		IdleTimeout:         s.idleTimeout,
-		Logger:              n.log.Named("kafka"),
-		Registerer:          n.registry,
+		Versions:             n.broker.Versions(),
+		MaxFrameBytes:        int(s.maxFrameBytes),
+		MaxControlFrameBytes: int(s.maxControlFrameBytes()),
+		MaxRequestMemory:     s.memory.request,
+		MaxConnections:       s.maxConnections,
+		MaxConnectionsPerIP:  s.maxConnectionsPerIP,
+		IdleTimeout:          s.idleTimeout,
+		Logger:               n.log.Named("kafka"),
+		Registerer:           n.registry,
 	}, n.broker)
 	if err != nil {
 		return err

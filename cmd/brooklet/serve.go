@@ -33,7 +33,7 @@ func serveCommand() *cli.Command {
 
 func serve(c *cli.Context, s *settings, options []*option) error {
 	limit := findMemoryLimit(os.DirFS("/"), goMemoryLimit())
-	err := errors.Join(s.complete(options), s.memory.complete(limit, s.flushBytes), s.completeBucket(c.Context))
+	err := errors.Join(s.complete(options), s.completeMemory(limit), s.completeBucket(c.Context))
 	if err != nil {
 		return wrongSettings(settingsError(err))
 	}
@@ -52,6 +52,7 @@ func logSettings(log *zap.Logger, s *settings, limit memoryLimit) {
 	log.Info("brooklet", zap.String("version", b.version), zap.String("commit", b.commit), zap.String("go", runtime.Version()))
 	log.Info("storage", zap.String("data_dir", s.dataDir), zap.String("bucket", s.bucketLocation), zap.String("durability", s.durability))
 	log.Info("memory", append([]zap.Field{zap.String("limit", approximately(limit.bytes)), zap.String("set_by", limit.source)}, s.memory.fields()...)...)
+	log.Info("requests", zap.String("max_frame_bytes", formatBytes(s.maxFrameBytes)), zap.String("max_control_frame_bytes", formatBytes(s.maxControlFrameBytes())))
 	if err := s.memory.checkAmount(limit, s.flushBytes); err != nil {
 		log.Warn("memory", zap.Error(err))
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
+	"github.com/brookletmq/brooklet/kafkaproto"
 	"github.com/brookletmq/brooklet/objstore"
 	"github.com/brookletmq/brooklet/streamstore"
 )
@@ -82,7 +84,7 @@ func (s *settings) options() []*option {
 			textOption("listen", &s.listen, defaultListen, "`ADDRESS` (host:port) that Kafka clients connect to; an empty host means every address of this machine, and then --advertise is needed"),
 			derived(textOption("advertise", &s.advertise, "", "`ADDRESS` (host:port) that clients are told to connect to; they must be able to reach it"), &s.advertise, "the address of --listen"),
 			textOption("admin-listen", &s.adminListen, defaultAdminListen, "`ADDRESS` of the HTTP endpoint for operators: /healthz, /readyz, /metrics, and profiles of the process at /debug/pprof/; it has no access control"),
-			bytesOption("max-frame-bytes", &s.maxFrameBytes, 100*mib, mib, 256*mib, "largest request accepted, in `BYTES` (Kafka's socket.request.max.bytes)"),
+			derived(bytesOption("max-frame-bytes", &s.maxFrameBytes, mostFrameBytes, mib, 256*mib, "largest request accepted, in `BYTES` (Kafka's socket.request.max.bytes); --request-memory-bytes must be four times as large"), &s.maxFrameBytes, "a quarter of --request-memory-bytes, at most "+formatBytes(mostFrameBytes)),
 			intOption("max-connections", &s.maxConnections, 16384, 1, math.MaxInt32, "open Kafka connections beyond which new ones are closed"),
 			derived(intOption("max-connections-per-ip", &s.maxConnectionsPerIP, 1, 1, math.MaxInt32, "the same for one client address"), &s.maxConnectionsPerIP, "no limit of its own"),
 			durationOption("idle-timeout", &s.idleTimeout, 10*time.Minute, time.Second, "a Kafka connection without requests is closed after this `TIME` (Kafka's connections.max.idle.ms)"),
@@ -146,7 +148,7 @@ func (s *settings) complete(options []*option) error {
 	errs = append(errs, s.completePaths())
 	_, err := s.advertised()
 	errs = append(errs, err, checkAddress("admin-listen", s.adminListen))
-	if s.maxMessageBytes > s.maxFrameBytes-frameOverhead {
+	if s.maxFrameBytes != 0 && s.maxMessageBytes > s.maxFrameBytes-frameOverhead {
 		errs = append(errs, fmt.Errorf("--max-message-bytes %s does not fit into --max-frame-bytes %s: raise the second or lower the first",
 			formatBytes(s.maxMessageBytes), formatBytes(s.maxFrameBytes)))
 	}
@@ -155,6 +157,39 @@ func (s *settings) complete(options []*option) error {
 			formatBytes(s.maxUnflushedBytes), formatBytes(s.flushBytes)))
 	}
 	return errors.Join(errs...)
+}
+
+// mostFrameBytes is the largest request accepted where memory is no reason for less, Kafka's default.
+const mostFrameBytes = 100 * mib
+
+// completeMemory divides the memory, and sees to it that the largest request fits into the memory for requests.
+func (s *settings) completeMemory(limit memoryLimit) error {
+	s.memory.frame = cmp.Or(s.maxFrameBytes, s.maxMessageBytes+frameOverhead)
+	if err := s.memory.complete(limit, s.flushBytes); err != nil {
+		return err
+	}
+	most, _ := kafkaproto.FrameLimits(s.memory.request)
+	if s.memory.frame > most {
+		setting := "--max-frame-bytes " + formatBytes(s.maxFrameBytes)
+		if s.maxFrameBytes == 0 {
+			setting = "--max-message-bytes " + formatBytes(s.maxMessageBytes)
+		}
+		return fmt.Errorf("%s needs --request-memory-bytes %d, which is %s: lower the first or raise the second",
+			setting, requestMemoryFor(s.memory.frame), formatBytes(s.memory.request))
+	}
+	if s.maxFrameBytes == 0 {
+		s.maxFrameBytes = min(most, mostFrameBytes)
+	}
+	return nil
+}
+
+// mostControlFrameBytes is enough for a fetch of 50,000 partitions.
+const mostControlFrameBytes = 4 * mib
+
+// maxControlFrameBytes is the largest request accepted but for Produce.
+func (s *settings) maxControlFrameBytes() int64 {
+	_, most := kafkaproto.FrameLimits(s.memory.request)
+	return min(most, mostControlFrameBytes)
 }
 
 // frameOverhead is room for the parts of a Produce request around the largest batch.

@@ -25,16 +25,16 @@ import (
 const (
 	// hostileConnections are open at the same time.
 	hostileConnections = 200
-	// hostileMemory is the most that the broker's process may have held, in bytes. Its caches are set to 112 MiB
+	// hostileMemory is the most that the broker's process may have held, in bytes. Its caches are set to 192 MiB
 	// together; the rest is for the database, the program itself and garbage.
 	hostileMemory = 512 << 20
 	// stallTimeout is above the broker's limits for connections that send nothing, or not the rest of a request (30 s).
 	stallTimeout = 50 * time.Second
 )
 
-// smallMemory are flags for a broker that does not hide waste in large caches.
+// smallMemory are flags for a broker that does not hide waste in large caches. Requests have what batches of 32 MiB need.
 var smallMemory = []string{
-	"--request-memory-bytes", "64MiB", "--tail-cache-bytes", "16MiB", "--segment-cache-bytes", "8MiB",
+	"--request-memory-bytes", "144MiB", "--tail-cache-bytes", "16MiB", "--segment-cache-bytes", "8MiB",
 	"--fetch-memory-bytes", "16MiB", "--block-cache-bytes", "8MiB",
 }
 
