@@ -68,10 +68,10 @@ type fetcher struct {
 	log      *zap.Logger // for what may happen very often: a few lines a minute
 }
 
-func newFetcher(opts *Options) *fetcher {
+func newFetcher(opts *Options, exists func(key partitionKey, byID bool) bool) *fetcher {
 	m := newFetchMetrics(opts.Registerer)
 	return &fetcher{
-		sessions: newFetchSessions(opts.Store, opts.FetchSessionSlots, m),
+		sessions: newFetchSessions(opts.Store, opts.FetchSessionSlots, exists, m),
 		memory:   newFetchMemory(opts.FetchMemory, m),
 		m:        m,
 		log: opts.Logger.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
@@ -116,15 +116,15 @@ func newFetchMetrics(reg prometheus.Registerer) *fetchMetrics {
 }
 
 // handleFetch leaves everything to the reply, which may wait: requests of a session follow each other there too.
-func handleFetch(b *Broker, _ context.Context, r *kafkaproto.Request) (kafkaproto.Reply, error) {
+func handleFetch(b *Broker, conn context.Context, r *kafkaproto.Request) (kafkaproto.Reply, error) {
 	req := r.Body.(*kmsg.FetchRequest)
 	hurry := r.Conn.Draining()
-	return func(ctx context.Context) (kmsg.Response, error) { return b.fetch(ctx, req, hurry) }, nil
+	return func(ctx context.Context) (kmsg.Response, error) { return b.fetch(ctx, req, conn.Done(), hurry) }, nil
 }
 
-// fetch serves one request. It answers at once when hurry is closed.
-func (b *Broker) fetch(ctx context.Context, req *kmsg.FetchRequest, hurry <-chan struct{}) (kmsg.Response, error) {
-	s, kerr := b.fetches.sessions.begin(req)
+// fetch serves one request. It answers at once when hurry is closed; gone is closed when the connection ends.
+func (b *Broker) fetch(ctx context.Context, req *kmsg.FetchRequest, gone, hurry <-chan struct{}) (kmsg.Response, error) {
+	s, kerr := b.fetches.sessions.begin(req, gone)
 	if kerr != nil {
 		resp := req.ResponseKind().(*kmsg.FetchResponse)
 		resp.ErrorCode = kerr.Code
@@ -647,6 +647,12 @@ func (b *Broker) lookupPartition(name string, id topicID, byID bool, partition i
 		return 0, errUnknownPartition
 	}
 	return stream, nil
+}
+
+// hasPartition tells whether there is a partition that a request names.
+func (b *Broker) hasPartition(key partitionKey, byID bool) bool {
+	_, err := b.lookupPartition(key.name, key.id, byID, key.partition)
+	return err == nil
 }
 
 // namedPartition is lookupPartition for the APIs that know topic names only.

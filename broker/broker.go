@@ -50,7 +50,7 @@ type Options struct {
 	// FetchMaxBytes caps the records of one fetch reply, in bytes. 0 means Kafka's 57671680.
 	FetchMaxBytes int
 	// FetchMemory is the memory all fetch replies in flight may hold, in bytes. 0 means 256 MiB. It is raised to
-	// FetchMaxBytes if it is lower.
+	// FetchMaxBytes if it is lower. One reply takes an eighth of what is free at most.
 	FetchMemory int64
 	// FetchSessionSlots is how many incremental fetch sessions are kept. 0 means Kafka's 1000.
 	FetchSessionSlots int
@@ -172,7 +172,6 @@ func New(ctx context.Context, opts Options) (*Broker, error) {
 		opts:      opts,
 		store:     opts.Store,
 		producers: &producerIDs{store: opts.Store, m: m},
-		fetches:   newFetcher(&opts),
 		log:       opts.Logger,
 		m:         m,
 		draining:  make(chan struct{}),
@@ -188,6 +187,7 @@ func New(ctx context.Context, opts Options) (*Broker, error) {
 	if b.topics, err = loadCatalogue(ctx, &b.opts, b.m); err != nil {
 		return nil, fmt.Errorf("broker: topic catalogue: %w", err)
 	}
+	b.fetches = newFetcher(&b.opts, b.hasPartition)
 	if b.groups, err = groups.New(ctx, b.opts.Groups, groupRows{b.store}, groupTopics{b.topics}); err != nil {
 		b.topics.close()
 		return nil, fmt.Errorf("broker: %w", err)

@@ -19,6 +19,9 @@ import (
 // keeps its partitions registered in a [streamstore.Watch] between requests, so that an incremental fetch reads the
 // partitions that have news and those with data left over from last time, and never looks at the others.
 //
+// Sessions are for partitions that exist: a client that asks for others gets no session, and asks for everything each
+// time, until they are there. A session that outlives its partitions keeps them.
+//
 // A fetch outside any session uses a fetchSession of its own that ends with the reply.
 
 // Limits of the session cache.
@@ -26,9 +29,14 @@ const (
 	// sessionIdleEviction is how long a session may go unused before its slot may be taken, and how long a new one is
 	// safe from being evicted for a larger one: the evictionMs of Kafka's FetchSessionCache.
 	sessionIdleEviction = 120 * time.Second
+	// shortIdleEviction is how long a session may go unused when the cache is full. One whose connection is gone may not
+	// at all: its client starts a new one.
+	shortIdleEviction = 10 * time.Second
 	// maxSessionPartitions bounds the partitions of all sessions together, some 300 bytes each. A session that does
 	// not fit is refused, which makes its client send full requests: slower, never wrong.
 	maxSessionPartitions = 300_000
+	// sessionShare: one session may have this part of those.
+	sessionShare = 10
 )
 
 // Session epochs with a meaning of their own.
@@ -88,8 +96,9 @@ type fetchSession struct {
 	news  []int // scratch space of takeNews
 
 	// cache: guarded by fetchSessions.mu.
-	epoch    int32 // that the next request must carry
-	busy     bool  // a fetch has begun it
+	epoch    int32           // that the next request must carry
+	busy     bool            // a fetch has begun it
+	gone     <-chan struct{} // closed when the connection of the last request ends; nil: never
 	created  time.Time
 	lastUsed time.Time
 	size     int           // partitions, as counted in the cache's total
@@ -294,8 +303,11 @@ func (q *partitionQueue) compact() {
 type fetchSessions struct {
 	store         *streamstore.Store
 	slots         int
-	maxPartitions int
-	m             *fetchMetrics
+	maxPartitions int // of all sessions
+	maxPerSession int
+	// exists tells whether there is such a partition.
+	exists func(key partitionKey, byID bool) bool
+	m      *fetchMetrics
 
 	mu struct {
 		sync.Mutex
@@ -305,8 +317,8 @@ type fetchSessions struct {
 	}
 }
 
-func newFetchSessions(store *streamstore.Store, slots int, m *fetchMetrics) *fetchSessions {
-	c := &fetchSessions{store: store, slots: slots, maxPartitions: maxSessionPartitions, m: m}
+func newFetchSessions(store *streamstore.Store, slots int, exists func(partitionKey, bool) bool, m *fetchMetrics) *fetchSessions {
+	c := &fetchSessions{store: store, slots: slots, maxPartitions: maxSessionPartitions, maxPerSession: maxSessionPartitions / sessionShare, exists: exists, m: m}
 	c.mu.byID = make(map[int32]*fetchSession)
 	c.mu.lru = list.New()
 	return c
@@ -325,25 +337,39 @@ func isFullFetch(req *kmsg.FetchRequest) bool {
 }
 
 // begin returns the session that a request belongs to, updated by what the request says. Every session begun must be
-// ended. The errors are those of the whole reply.
-func (c *fetchSessions) begin(req *kmsg.FetchRequest) (*fetchSession, *kafkaproto.Error) {
+// ended. The errors are those of the whole reply. gone is closed when the request's connection ends.
+func (c *fetchSessions) begin(req *kmsg.FetchRequest, gone <-chan struct{}) (*fetchSession, *kafkaproto.Error) {
 	if !isFullFetch(req) {
-		return c.resume(req)
+		return c.resume(req, gone)
 	}
 	if req.Version >= fetchSessionsFrom && req.SessionID != 0 {
 		c.remove(req.SessionID)
 	}
 	s := newFetchSession(req)
 	s.update(req)
-	if req.Version >= fetchSessionsFrom && req.SessionEpoch == sessionEpochInitial && len(s.byKey) > 0 {
+	if req.Version >= fetchSessionsFrom && req.SessionEpoch == sessionEpochInitial && c.deserving(s) {
+		s.gone = gone
 		c.insert(s)
 	}
 	return s, nil
 }
 
+// deserving tells whether a new session may ask for a slot.
+func (c *fetchSessions) deserving(s *fetchSession) bool {
+	if n := len(s.byKey); n == 0 || n > c.maxPerSession {
+		return false
+	}
+	for _, p := range s.partitions {
+		if !c.exists(p.partitionKey, s.usesTopicIDs) {
+			return false
+		}
+	}
+	return true
+}
+
 // resume begins the cached session of an incremental request.
-func (c *fetchSessions) resume(req *kmsg.FetchRequest) (*fetchSession, *kafkaproto.Error) {
-	s, err := c.acquire(req)
+func (c *fetchSessions) resume(req *kmsg.FetchRequest, gone <-chan struct{}) (*fetchSession, *kafkaproto.Error) {
+	s, err := c.acquire(req, gone)
 	if err != nil {
 		return nil, err
 	}
@@ -360,7 +386,7 @@ func (c *fetchSessions) resume(req *kmsg.FetchRequest) (*fetchSession, *kafkapro
 }
 
 // acquire checks an incremental request against its session, in Kafka's order, and marks the session busy.
-func (c *fetchSessions) acquire(req *kmsg.FetchRequest) (*fetchSession, *kafkaproto.Error) {
+func (c *fetchSessions) acquire(req *kmsg.FetchRequest, gone <-chan struct{}) (*fetchSession, *kafkaproto.Error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, ok := c.mu.byID[req.SessionID]
@@ -372,7 +398,7 @@ func (c *fetchSessions) acquire(req *kmsg.FetchRequest) (*fetchSession, *kafkapr
 	case s.usesTopicIDs != (req.Version >= fetchTopicIDsFrom):
 		return nil, errSessionTopicIDs
 	}
-	s.busy = true
+	s.busy, s.gone = true, gone
 	s.epoch = nextSessionEpoch(s.epoch)
 	c.touchLocked(s)
 	return s, nil
@@ -389,14 +415,21 @@ func nextSessionEpoch(epoch int32) int32 {
 // resize counts the partitions of a session anew, and reports whether it may stay: it has some, and not too many.
 func (c *fetchSessions) resize(s *fetchSession) bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if s.lru == nil {
+		c.mu.Unlock()
 		return true // removed meanwhile: this fetch is its last
 	}
 	c.mu.partitions += len(s.byKey) - s.size
 	s.size = len(s.byKey)
+	var evicted []*fetchSession
+	if c.mu.partitions > c.maxPartitions {
+		evicted = c.makeRoomLocked(0, 0, time.Now())
+	}
 	c.m.sessionPartitions.Set(float64(c.mu.partitions))
-	return s.size > 0 && c.mu.partitions <= c.maxPartitions
+	ok := s.size > 0 && s.size <= c.maxPerSession && c.mu.partitions <= c.maxPartitions
+	c.mu.Unlock()
+	closeWatches(evicted)
+	return ok
 }
 
 // insert gives s an id and a slot, begun. If there is none to be had, s stays outside the cache, with id 0, which
@@ -409,8 +442,12 @@ func (c *fetchSessions) insert(s *fetchSession) {
 	} else {
 		watch.Close()
 	}
-	for _, e := range evicted {
-		e.closeWatch()
+	closeWatches(evicted)
+}
+
+func closeWatches(sessions []*fetchSession) {
+	for _, s := range sessions {
+		s.closeWatch()
 	}
 }
 
@@ -419,15 +456,7 @@ func (c *fetchSessions) claimSlot(s *fetchSession) (evicted []*fetchSession, ok 
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	evict := func(e *fetchSession) {
-		c.m.sessionEvictions.Inc()
-		if c.removeLocked(e) {
-			evicted = append(evicted, e)
-		}
-	}
-	for e := c.oldestLocked(); e != nil && now.Sub(e.lastUsed) > sessionIdleEviction; e = c.oldestLocked() {
-		evict(e)
-	}
+	evicted = c.makeRoomLocked(1, len(s.byKey), now)
 	if c.mu.partitions+len(s.byKey) > c.maxPartitions {
 		return evicted, false
 	}
@@ -436,7 +465,7 @@ func (c *fetchSessions) claimSlot(s *fetchSession) (evicted []*fetchSession, ok 
 		if e == nil {
 			return evicted, false
 		}
-		evict(e)
+		evicted = c.evictLocked(e, evicted)
 	}
 	s.id = c.newIDLocked()
 	s.epoch = nextSessionEpoch(sessionEpochInitial)
@@ -450,14 +479,45 @@ func (c *fetchSessions) claimSlot(s *fetchSession) (evicted []*fetchSession, ok 
 	return evicted, true
 }
 
-// oldestLocked returns the least recently used session that no fetch uses right now, nil if there is none.
-func (c *fetchSessions) oldestLocked() *fetchSession {
-	for el := c.mu.lru.Front(); el != nil; el = el.Next() {
-		if s := el.Value.(*fetchSession); !s.busy {
-			return s
+// makeRoomLocked evicts what has been idle for long. If so many slots and partitions more do not fit then, it evicts what
+// has lost its connection, and after that what has been idle for a while, oldest first. It returns the sessions whose watch the caller must close.
+func (c *fetchSessions) makeRoomLocked(slots, partitions int, now time.Time) (evicted []*fetchSession) {
+	evict := func(expendable func(s *fetchSession) bool) {
+		var next *list.Element
+		for el := c.mu.lru.Front(); el != nil; el = next {
+			next = el.Next()
+			if s := el.Value.(*fetchSession); !s.busy && expendable(s) {
+				evicted = c.evictLocked(s, evicted)
+			}
 		}
 	}
-	return nil
+	short := func() bool {
+		return len(c.mu.byID)+slots > c.slots || c.mu.partitions+partitions > c.maxPartitions
+	}
+	evict(func(s *fetchSession) bool { return now.Sub(s.lastUsed) > sessionIdleEviction })
+	if short() {
+		evict((*fetchSession).isGone)
+		evict(func(s *fetchSession) bool { return short() && now.Sub(s.lastUsed) > shortIdleEviction })
+	}
+	return evicted
+}
+
+func (s *fetchSession) isGone() bool {
+	select {
+	case <-s.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// evictLocked removes s, and appends it to evicted if its watch can be closed now.
+func (c *fetchSessions) evictLocked(s *fetchSession, evicted []*fetchSession) []*fetchSession {
+	c.m.sessionEvictions.Inc()
+	if c.removeLocked(s) {
+		evicted = append(evicted, s)
+	}
+	return evicted
 }
 
 // smallerLocked returns the smallest session that a new one of that size may push out: it is smaller and has had its

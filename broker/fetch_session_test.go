@@ -450,10 +450,90 @@ func BenchmarkSessionIdlePartitions(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				req.SessionEpoch = nextSessionEpoch(req.SessionEpoch)
-				if resp, err := d.fetch(b.Context(), req, nil); err != nil || resp.(*kmsg.FetchResponse).ErrorCode != 0 {
+				if resp, err := d.fetch(b.Context(), req, nil, nil); err != nil || resp.(*kmsg.FetchResponse).ErrorCode != 0 {
 					b.Fatal(resp, err)
 				}
 			}
+		})
+	}
+}
+
+// A client cannot fill the cache with partitions that do not exist, or with one session.
+func TestSessionMustDeserveItsSlot(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.fetches.sessions.maxPerSession = 3
+	topic := d.createTopic("orders", 5)
+	session := func(version int16, parts ...fetchOf) int32 {
+		resp := call[*kmsg.FetchResponse](d, inSession(fetchRequest(parts...), 0, sessionEpochInitial), version)
+		wantZero(t, resp.ErrorCode)
+		wantLen(t, partitionsOf(resp), len(parts), "it is answered all the same")
+		return resp.SessionID
+	}
+	wantZero(t, session(12, from("missing", 0, 0)))
+	wantZero(t, session(12, from("orders", 0, 0), from("orders", 5, 0)))
+	wantZero(t, session(13, fetchOf{at: at{id: topicID{1}}}))
+	wantZero(t, session(12, emptyParts("orders", 4)...))
+	wantZero(t, testutil.ToFloat64(d.fetches.m.sessionPartitions))
+	wantNotZero(t, session(13, fetchOf{at: at{id: topic.id}}))
+
+	id := session(12, emptyParts("orders", 3)...)
+	wantNotZero(t, id)
+	wantZero(t, d.next(12, id, 1, from("orders", 2, 0)).ErrorCode)
+	wantEqual(t, kerr.FetchSessionIDNotFound.Code, d.next(12, id, 2, from("orders", 3, 0)).ErrorCode, "it has grown too large")
+	wantInt(t, 1, testutil.ToFloat64(d.fetches.m.sessionPartitions))
+}
+
+// beginSession starts a session on a connection and leaves it idle. The id is 0 if it got no slot.
+func (d *dataBroker) beginSession(gone <-chan struct{}, parts ...fetchOf) int32 {
+	d.t.Helper()
+	req := inSession(fetchRequest(parts...), 0, sessionEpochInitial)
+	req.SetVersion(12)
+	resp, err := d.fetch(d.t.Context(), req, gone, nil)
+	wantNoError(d.t, err)
+	return resp.(*kmsg.FetchResponse).SessionID
+}
+
+// When the cache is full, sessions without a connection give way at once, before those that are idle for a while.
+func TestSessionsGiveWayWhenShort(t *testing.T) {
+	for name, limit := range map[string]func(*fetchSessions){
+		"slots":      func(c *fetchSessions) { c.slots = 3 },
+		"partitions": func(c *fetchSessions) { c.maxPartitions = 6 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDataBroker(t, nil)
+				d.createTopic("orders", 2)
+				limit(d.fetches.sessions)
+				parts := emptyParts("orders", 2)
+				gone := make(chan struct{})
+				idle := d.beginSession(nil, parts...)
+				time.Sleep(time.Second)
+				orphan, busy := d.beginSession(gone, parts...), d.beginSession(nil, parts...)
+				wantNotZero(t, busy)
+				time.Sleep(shortIdleEviction - time.Second)
+				done := d.fetchInBackground(waiting(inSession(fetchRequest(), busy, 1), 10*time.Minute, 1), 12)
+				synctest.Wait()
+				wantZero(t, d.beginSession(nil, parts...), "nobody has been idle for long enough")
+
+				close(gone)
+				time.Sleep(time.Millisecond)
+				second := d.beginSession(nil, parts...)
+				wantNotZero(t, second)
+				wantEqual(t, kerr.FetchSessionIDNotFound.Code, d.next(12, orphan, 1).ErrorCode)
+
+				third := d.beginSession(nil, parts...)
+				wantNotZero(t, third)
+				wantEqual(t, kerr.FetchSessionIDNotFound.Code, d.next(12, idle, 1).ErrorCode)
+				wantZero(t, d.next(12, second, 1).ErrorCode)
+				wantZero(t, d.next(12, third, 1).ErrorCode)
+
+				// One that is in use keeps its slot.
+				time.Sleep(sessionIdleEviction + time.Second)
+				wantNotZero(t, d.beginSession(nil, parts...))
+				d.produce(at{topic: "orders"}, d.batchOf(1, 10))
+				wantEqual(t, busy, (<-done).SessionID)
+				wantZero(t, d.next(12, busy, 2).ErrorCode)
+			})
 		})
 	}
 }
