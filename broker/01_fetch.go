@@ -201,10 +201,11 @@ type coldReads struct {
 
 // coldRead is one of them, when it is done.
 type coldRead struct {
-	p     *fetchPartition
-	limit int // bytes of records taken for it
-	read  streamstore.ReadResult
-	err   error
+	p      *fetchPartition
+	stream streamstore.StreamID
+	limit  int // bytes of records taken for it
+	read   streamstore.ReadResult
+	err    error
 }
 
 func newFetch(b *Broker, req *kmsg.FetchRequest, s *fetchSession) *fetch {
@@ -495,6 +496,9 @@ var noWait = func() context.Context {
 // readAtHand finds the partition's stream, if that is not known, and reads what is in memory or on the local disk. cold
 // tells that the next batch is in the bucket.
 func (f *fetch) readAtHand(p *fetchPartition, limit int) (read streamstore.ReadResult, kerr *kafkaproto.Error, cold bool) {
+	if p.stream == 0 {
+		f.withdraw(p) // of a stream that is gone
+	}
 	for again := true; ; again = false {
 		if kerr := f.locate(p); kerr != nil {
 			return read, kerr, false
@@ -544,11 +548,11 @@ func (f *fetch) startCold(ctx context.Context, p *fetchPartition, limit int) {
 	p.cold = true
 	f.cold.n++
 	f.cold.claimed += limit
-	store, stream, offset, opts := f.b.store, p.stream, f.position(p), f.readOptions(limit)
+	c := coldRead{p: p, stream: p.stream, limit: limit}
+	store, offset, opts := f.b.store, f.position(p), f.readOptions(limit)
 	ctx, landed := f.cold.ctx, f.cold.landed
 	go func() {
-		c := coldRead{p: p, limit: limit}
-		c.read, c.err = store.Read(ctx, stream, offset, opts)
+		c.read, c.err = store.Read(ctx, c.stream, offset, opts)
 		landed <- c
 	}()
 }
@@ -562,6 +566,9 @@ func (f *fetch) land(c coldRead) {
 	if c.p.again {
 		c.p.again = false
 		f.s.queue.push(c.p)
+	}
+	if c.stream != c.p.stream { // it could not be watched, because it was deleted
+		c.err = streamstore.ErrNoStream
 	}
 	if c.err != nil {
 		c.read = streamstore.ReadResult{}

@@ -537,12 +537,17 @@ func TestFetchReadsOnce(t *testing.T) {
 
 // What was read of a topic that is deleted and made again while the reader waits is not mixed with the new one's.
 func TestFetchWaitEndsByDeletion(t *testing.T) {
-	for _, again := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
+	for name, test := range map[string]struct{ watched, again bool }{
+		"deleted":                     {watched: true},
+		"made again":                  {watched: true, again: true},
+		"deleted before the watch":    {},
+		"made again before the watch": {again: true},
+	} {
+		t.Run(name, func(t *testing.T) {
 			d := newDataBroker(t, nil)
 			d.createTopic("orders", 1)
 			d.produce(at{topic: "orders"}, d.batchOf(10, 10))
-			req := waiting(fetchRequest(from("orders", 0, 5)), time.Minute, 1<<20)
+			req := waiting(fetchRequest(from("orders", 0, 0)), time.Minute, 1<<20)
 			req.SetVersion(12)
 			s, kafkaErr := d.fetches.sessions.begin(req, nil)
 			wantNil(t, kafkaErr)
@@ -550,18 +555,26 @@ func TestFetchWaitEndsByDeletion(t *testing.T) {
 			defer f.end()
 			f.pass(t.Context())
 			wantLess(t, 0, f.bytes)
-			wantEqual(t, true, s.startWatch(d.store))
-			d.mustDelete("orders")
-			code := kerr.UnknownTopicOrPartition.Code
-			if again {
-				d.createTopic("orders", 1)
-				code = kerr.OffsetOutOfRange.Code
+			if test.watched {
+				wantEqual(t, true, s.startWatch(d.store))
 			}
-			wantNoError(t, f.run(t.Context()))
-			p := f.reply().(*kmsg.FetchResponse).Topics[0].Partitions[0]
-			wantEqual(t, code, p.ErrorCode)
-			wantLen(t, p.RecordBatches, 0)
-			wantZero(t, testutil.ToFloat64(d.fetches.m.memoryBytes))
+			d.mustDelete("orders")
+			var want [][2]int64
+			if test.again {
+				d.createTopic("orders", 1)
+				d.produce(at{topic: "orders"}, d.batchOf(20, 10))
+				want = [][2]int64{{0, 19}}
+			}
+			s.startWatch(d.store)
+			s.takeNews()
+			f.pass(t.Context())
+			wantEqual(t, !test.again, f.failed)
+			p := f.topics()[0].Partitions[0]
+			wantEqual(t, want, offsetsIn(t, p.RecordBatches))
+			if !test.again {
+				wantEqual(t, kerr.UnknownTopicOrPartition.Code, p.ErrorCode)
+			}
+			wantEqual(t, len(p.RecordBatches)*replyCopies, int(testutil.ToFloat64(d.fetches.m.memoryBytes)))
 		})
 	}
 }
