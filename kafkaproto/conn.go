@@ -64,9 +64,10 @@ type pending struct {
 	reply         Reply // nil: no response
 	receivedAt    time.Time
 
-	frame, decoded, response lease
-	free                     int64 // of the connection's freeBytes
-	control                  int   // tokens
+	frame, decoding, decoded, response lease
+
+	free    int64 // of the connection's freeBytes
+	control int   // tokens
 }
 
 func newConn(s *Server, nc net.Conn, id uint64) *conn {
@@ -280,17 +281,17 @@ func (c *conn) startTooNew(p *pending, frame []byte) {
 }
 
 func (c *conn) decode(p *pending, frame []byte) (*Request, error) {
-	h, err := parseHeader(frame, newRequest(p.key, p.version).IsFlexible())
+	body := newRequest(p.key, p.version)
+	h, err := parseHeader(frame, body.IsFlexible())
 	if err != nil {
 		return nil, err
 	}
 	c.clientID = h.clientID
 	p.correlationID = h.correlationID
-	var body kmsg.Request
 	if p.key == KeyProduce {
-		body, err = c.decodeProduce(p, &h)
+		err = c.decodeProduce(p, &h, body)
 	} else {
-		body, err = c.decodeControl(p, &h, len(frame))
+		body, err = c.decodeControl(p, &h, body, len(frame))
 	}
 	if err != nil {
 		return nil, err
@@ -311,25 +312,24 @@ func (c *conn) decode(p *pending, frame []byte) (*Request, error) {
 }
 
 // decodeProduce charges what the structs take together with the frame.
-func (c *conn) decodeProduce(p *pending, h *header) (kmsg.Request, error) {
+func (c *conn) decodeProduce(p *pending, h *header, body kmsg.Request) error {
 	shape, err := walkProduce(p.version, h.body)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := c.hold(p, &p.frame, c.srv.mem.frames.small, shape.decodedBytes()+int64(len(h.clientID))); err != nil {
-		return nil, err
+		return err
 	}
-	body := newRequest(p.key, p.version)
-	return body, parseBody(body, h.body)
+	return parseBody(body, h.body)
 }
 
-// decodeControl decodes a request other than Produce and replaces the charge for its
-// frame by one for what stays. That is known afterwards only. To wait then would be to
-// hold memory that nobody counts: the request is given up instead, and decoded again
+// decodeControl decodes a request other than Produce into body and replaces the charge
+// for its frame by one for what stays. That is known afterwards only. To wait then would
+// be to hold memory that nobody counts: the body is given up instead, and decoded again
 // when there is room.
-func (c *conn) decodeControl(p *pending, h *header, size int) (kmsg.Request, error) {
+func (c *conn) decodeControl(p *pending, h *header, body kmsg.Request, size int) (kmsg.Request, error) {
 	for charged := false; ; charged = true {
-		body, shape, err := c.decodeGated(p, h, size)
+		shape, err := c.decodeGated(p, h, body, size)
 		if err != nil {
 			return nil, err
 		}
@@ -338,31 +338,37 @@ func (c *conn) decodeControl(p *pending, h *header, size int) (kmsg.Request, err
 			kept += int64(size)
 		}
 		b := c.srv.mem.decoded.of(kept)
-		if charged || c.takeFree(p, kept) || b.tryAcquire(&p.decoded, kept) {
-			p.elements = shape.elements
+		free := !charged && c.takeFree(p, kept-p.free) // instead of what the frame uses
+		if charged || free || b.tryAcquire(&p.decoded, kept) {
+			if !free {
+				c.leaveFree(p)
+			}
 			p.frame.release()
-			return body, c.aloneIf(p, kept > aloneBytes)
+			p.elements = shape.elements
+			if kept > aloneBytes {
+				return body, c.alone(p)
+			}
+			return body, nil
 		}
 		body = nil
 		if err := c.acquire(b, &p.decoded, kept); err != nil {
 			return nil, err
 		}
+		body = newRequest(p.key, p.version)
 	}
 }
 
 // decodeGated decodes while it holds what that may allocate at most.
-func (c *conn) decodeGated(p *pending, h *header, size int) (kmsg.Request, requestShape, error) {
-	var gate lease
-	if err := c.acquire(c.srv.mem.decoding.of(int64(size)), &gate, int64(len(h.body))*decodeFactor); err != nil {
-		return nil, requestShape{}, err
+func (c *conn) decodeGated(p *pending, h *header, body kmsg.Request, size int) (requestShape, error) {
+	if err := c.acquire(c.srv.mem.decoding.of(int64(size)), &p.decoding, int64(len(h.body))*decodeFactor); err != nil {
+		return requestShape{}, err
 	}
-	defer gate.release()
-	body := newRequest(p.key, p.version)
+	defer p.decoding.release()
 	if err := parseBody(body, h.body); err != nil {
-		return nil, requestShape{}, err
+		return requestShape{}, err
 	}
 	shape := measure(body)
-	return body, shape, shape.check(p.key)
+	return shape, shape.check(h.key)
 }
 
 // handlerError wraps what a handler or a reply returned.

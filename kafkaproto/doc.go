@@ -18,9 +18,23 @@
 //
 // Nothing that a peer announces is believed before it has arrived. Every length
 // is compared with the bytes that are really there; a frame's buffer grows with
-// the bytes received; frames and the structs decoded from them are charged to
-// budgets shared by all connections ([Options.MaxRequestMemory]) before they are
-// allocated. A peer that breaks a rule loses its connection and leaves one log line.
+// the bytes received; a peer must send its requests and take its responses at a
+// least rate. A peer that breaks a rule loses its connection and leaves one log line.
+//
+// All connections share [Options.MaxRequestMemory], which is divided among
+//
+//	frames     of requests being received, and of Produce until they are answered
+//	decoding   for as long as it takes
+//	decoded    requests other than Produce until they are answered
+//	responses  until they are written, but for those that are a [Releaser]
+//
+// so that none of these waits for another, and each into a part for what is small and
+// one for what is large. Within a part nobody waits behind one that waits, see budget.
+// A connection that does not get memory is not read, and is closed when that takes too
+// long.
+//
+// Of one connection at most four requests other than Produce are in flight, and only
+// one if it is large or its response is likely to be.
 //
 // Record batches are not copied: the Records fields of a Produce request are
 // slices of the frame, which is never used again. Strings are copies. Other byte

@@ -13,12 +13,13 @@ const (
 	// connection beyond which it is not read. Kafka has one; a few save clients that
 	// pipeline a round trip.
 	maxControlInFlight = 4
-	// aloneBytes is the decoded size, or the expected size of the response, beyond
-	// which such a request has its connection for itself.
+	// aloneBytes is the decoded size beyond which such a request has its connection for
+	// itself.
 	aloneBytes = 2 << 20
-	// freeBytes may be used by one request, and by one response, of each connection
-	// without being counted. They make a connection a little more expensive; with them,
-	// small requests are served whatever holds the rest of the memory.
+	// freeBytes may be used by one request, and by the response being written, of each
+	// connection without being counted. They make a connection a little more
+	// expensive; with them, small requests are served whatever holds the rest of the
+	// memory.
 	freeBytes = smallBuffer
 	// responseFactor is how much larger than its encoding a response can be while it is
 	// made of structs.
@@ -39,13 +40,20 @@ func (c *conn) hold(p *pending, l *lease, b *budget, n int64) error {
 	return c.acquire(b, l, n)
 }
 
-// takeFree uses n bytes of what the connection has for itself.
+// takeFree uses n more bytes of what the connection has for itself.
 func (c *conn) takeFree(p *pending, n int64) bool {
 	if p.free+n > freeBytes || p.free == 0 && !c.free.CompareAndSwap(false, true) {
 		return false
 	}
 	p.free += n
 	return true
+}
+
+func (c *conn) leaveFree(p *pending) {
+	if p.free > 0 {
+		p.free = 0
+		c.free.Store(false)
+	}
 }
 
 // chargeFrame charges n more bytes of a frame of size bytes. Small frames other than
@@ -85,10 +93,10 @@ func (c *conn) takeToken(tokens chan struct{}, stop <-chan struct{}) error {
 	})
 }
 
-// aloneIf waits, if it must, until all earlier requests of the connection but Produce
-// are answered, and keeps later ones from being read.
-func (c *conn) aloneIf(p *pending, must bool) error {
-	for must && p.control < maxControlInFlight {
+// alone waits until all earlier requests of the connection but Produce are answered, and
+// keeps later ones from being read.
+func (c *conn) alone(p *pending) error {
+	for p.control < maxControlInFlight {
 		if err := c.takeToken(c.control, nil); err != nil {
 			return err
 		}
@@ -128,10 +136,7 @@ func (c *conn) watchPeer(wait func(context.Context) error) error {
 func (c *conn) releaseRequest(p *pending) {
 	p.frame.release()
 	p.decoded.release()
-	if p.free > 0 {
-		p.free = 0
-		c.free.Store(false)
-	}
+	c.leaveFree(p)
 }
 
 // release gives back all that p holds.
@@ -155,7 +160,8 @@ func answersLate(key int16) bool {
 
 // makeRoomForResponse charges what the response will probably take, before the handler
 // makes it. Otherwise many connections could ask for large responses that nobody
-// has counted when they are there.
+// has counted when they are there. It waits for earlier requests first, since one that
+// waits for news would make it keep that memory for as long.
 func (c *conn) makeRoomForResponse(p *pending) error {
 	if answersLate(p.key) {
 		return nil
@@ -164,7 +170,7 @@ func (c *conn) makeRoomForResponse(p *pending) error {
 	if n <= freeBytes {
 		return nil
 	}
-	if err := c.aloneIf(p, n > aloneBytes); err != nil {
+	if err := c.alone(p); err != nil {
 		return err
 	}
 	return c.acquire(c.srv.mem.responses.of(n), &p.response, n)

@@ -14,7 +14,7 @@ const (
 	// readBufferBytes is the buffer each connection has while it is open. A request is
 	// given memory of its own when this much of it, or all, has arrived.
 	readBufferBytes = 4 << 10
-	// firstFrameBytes is the first buffer of a frame that is larger than smallBytes.
+	// firstFrameBytes is the first buffer of a frame that is larger.
 	firstFrameBytes = 2 * readBufferBytes
 	// readStepBytes is read at once, at most.
 	readStepBytes = 64 << 10
@@ -127,10 +127,7 @@ func (f *frameReader) readBody(size int, charge func(n int) error) ([]byte, erro
 		return nil, cutFrame(err)
 	}
 	var frame []byte
-	room := size
-	if size > smallBytes {
-		room = firstFrameBytes
-	}
+	room := min(size, firstFrameBytes)
 	for n := 0; ; {
 		if n == len(frame) {
 			begin := time.Now()

@@ -163,9 +163,9 @@ func TestBegunFrames(t *testing.T) {
 			t.Errorf("%d bytes charged for 520 frames that have not begun", n)
 		}
 		h.servedAtOnce()
-		begin(6000)
-		if n := h.srv.mem.requestBytes(); n > 520*4*6000 {
-			t.Errorf("%d bytes charged for 520 frames of which 6000 bytes were sent", n)
+		begin(9000)
+		if n := h.srv.mem.requestBytes(); n == 0 || n > 520*2*9000 {
+			t.Errorf("%d bytes charged for 520 frames of which 9000 bytes were sent", n)
 		}
 		h.servedAtOnce()
 	})
@@ -445,13 +445,12 @@ func TestWaitForMemory(t *testing.T) {
 	}
 }
 
-// bulky is a handler that makes its large responses at once, as most do, and counts
-// those that are not yet written.
+// bulky is a handler that makes large responses to Metadata at once, as most handlers
+// do, and counts them.
 type bulky struct {
-	size  int
-	mu    sync.Mutex
-	made  int
-	wrote int
+	size int
+	mu   sync.Mutex
+	made int
 }
 
 func (b *bulky) handle(_ context.Context, r *Request) (Reply, error) {
@@ -579,4 +578,32 @@ func TestLargeBuffersDoNotStayWithSmallResponses(t *testing.T) {
 	if same := fetchBuffers.fit(&full); same != &full {
 		t.Error("copied without need")
 	}
+}
+
+// A large response must not be made, and held, while an earlier request of the same
+// connection waits for news.
+func TestLargeResponsesAreNotMadeEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		handler := &bulky{size: 1 << 20}
+		h := start(t, Options{}, func(ctx context.Context, r *Request) (Reply, error) {
+			if r.Key == KeyFetch {
+				return func(context.Context) (kmsg.Response, error) {
+					time.Sleep(time.Minute)
+					return r.Response(), nil
+				}, nil
+			}
+			return handler.handle(ctx, r)
+		})
+		c := h.dial()
+		c.request(kmsg.NewPtrMetadataRequest(), 2, 1)
+		c.expect(1, kmsg.NewPtrMetadataResponse(), 2)
+		c.request(fetchOf(1), 11, 2)
+		c.request(kmsg.NewPtrMetadataRequest(), 2, 3)
+		synctest.Wait()
+		if handler.made != 1 || h.srv.mem.responseBytes() != 0 {
+			t.Errorf("%d responses made, %d bytes charged", handler.made, h.srv.mem.responseBytes())
+		}
+		c.expect(2, kmsg.NewPtrFetchResponse(), 11)
+		c.expect(3, kmsg.NewPtrMetadataResponse(), 2)
+	})
 }

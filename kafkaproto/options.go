@@ -26,8 +26,8 @@ type Options struct {
 	// MaxRequestMemory bounds, in bytes, what requests and responses of all
 	// connections hold: requests from the moment they are read until their response
 	// is there, responses until they are written. Small ones, up to 16 KiB, have a
-	// share that large ones cannot use, and the first 4 KiB of each connection are
-	// not counted. When a share is used up, connections are not read for up to 30 s,
+	// share that large ones cannot use, and up to 8 KiB of each connection are not
+	// counted. When a share is used up, connections are not read for up to 30 s,
 	// and then closed. Default 1 GiB, at least 64 MiB and at least four times
 	// MaxFrameBytes.
 	MaxRequestMemory int64

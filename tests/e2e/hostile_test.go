@@ -77,8 +77,8 @@ var attacks = []attack{
 	{"half a frame, then the end", halfFrame},
 	{"half a frame, then silence", stallAfter(halfOfMetadata)},
 	{"silence", stallAfter(func() []byte { return nil })},
-	{"100 MiB announced and not sent", stallAfter(announcedProduce)},
-	{"100 MiB announced and trickled", trickle},
+	{"32 MiB announced and not sent", stallAfter(announcedProduce)},
+	{"32 MiB announced and trickled", trickle},
 }
 
 // sendAndExpectClose connects, sends, and wants the connection closed soon.
@@ -158,10 +158,10 @@ func stallAfter(start func() []byte) func(string, int) error {
 	}
 }
 
-// announcedProduce begins a Produce request of the largest size.
+// announcedProduce begins a Produce request of about the largest size.
 func announcedProduce() []byte {
 	frame := kmsg.NewRequestFormatter().AppendRequest(nil, produceRequest(9, "x", 0, incompressible(100)), 1)
-	binary.BigEndian.PutUint32(frame, 100<<20)
+	binary.BigEndian.PutUint32(frame, 32<<20)
 	return frame
 }
 
@@ -263,6 +263,70 @@ func checkHostileLog(t *testing.T, b *harness.Broker) {
 	if about == 0 || about > hostileConnections {
 		t.Errorf("%d log lines about %d hostile connections, want some and at most one for each", about, hostileConnections)
 	}
+}
+
+// TestHostileMemory has many connections take as much of the memory for requests and responses as they can, and keep it.
+func TestHostileMemory(t *testing.T) {
+	t.Parallel()
+	b := harness.Start(t, harness.Config{Flags: smallMemory})
+	createTopic(t, b, "wide", 5000)
+	bystander := watchBystander(t, b)
+	var done sync.WaitGroup
+	for i := range hostileConnections {
+		hog := hogs[i%len(hogs)]
+		done.Go(func() {
+			err := withConn(b.Addr, func(nc net.Conn) error {
+				// The broker may close before it has read all, so writing may fail.
+				_, _ = nc.Write(hog())
+				time.Sleep(hogTime) // without reading
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	done.Wait()
+	bystander.check(t)
+	if bystander.slowest > hogTime/2 {
+		t.Errorf("an honest client waited for %v", bystander.slowest)
+	}
+	checkPeak(t, b)
+}
+
+// hogTime is how long connections keep what they have got.
+const hogTime = 20 * time.Second
+
+// hogs are what connections send that want memory.
+var hogs = []func() []byte{
+	// Requests that could be anything when they are decoded, one of them after one that waits.
+	func() []byte { return append(waitingFetch(), zeroMetadata(500<<10)...) },
+	func() []byte { return zeroMetadata(15 << 10) },
+	// Frames that have begun, of several sizes.
+	func() []byte { return append(announce(70_000), announcedProduce()[4:]...) },
+	func() []byte { return append(announcedProduce(), incompressible(60_000)...) },
+	// Many large responses, and many waiting requests, that nobody reads.
+	func() []byte { return bytes.Repeat(metadataOfAll(), 200) },
+	func() []byte { return bytes.Repeat(waitingFetch(), 200) },
+}
+
+func waitingFetch() []byte {
+	req := fetchRequest(11, "wide", 0, 0)
+	req.MaxWaitMillis = 60_000
+	return kmsg.NewRequestFormatter().AppendRequest(nil, req, 1)
+}
+
+func metadataOfAll() []byte {
+	req := kmsg.NewPtrMetadataRequest()
+	req.Version = 1
+	return kmsg.NewRequestFormatter().AppendRequest(nil, req, 1)
+}
+
+// zeroMetadata is a request of zeros, which mean topics without a name.
+func zeroMetadata(size int) []byte {
+	frame := append(announce(uint32(size)), 0, 3, 0, 1, 0, 0, 0, 1, 0xff, 0xff)
+	frame = binary.BigEndian.AppendUint32(frame, uint32(size-14)/2)
+	return append(frame, make([]byte, size-14)...)
 }
 
 // TestHostileLengths writes huge and negative numbers over every place of a request of every API key, so every length
