@@ -201,9 +201,14 @@ func (r *reader) readExtents(ctx context.Context, limit int64, window int64) (pr
 		}
 		return false, &CorruptError{Where: fmt.Sprintf("stream id %d", r.stream.id), What: "offset", Found: "no extent", Expected: r.next}
 	}
-	defer func() { r.stream.noteRead(r.next, window) }()
-	for i := range extents[:wanted] {
-		data, err := r.store.segments.load(ctx, extents[i:])
+	from := r.next
+	defer func() {
+		if r.next > from {
+			r.stream.noteRead(r.next, window)
+		}
+	}()
+	for _, l := range r.store.segments.load(extents, wanted) {
+		data, err := l.wait(ctx)
 		if err != nil {
 			return false, err
 		}

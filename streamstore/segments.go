@@ -63,24 +63,49 @@ func newSegmentCache(s *Store) *segmentCache {
 
 func (x *extent) key() segmentKey { return segmentKey{x.object, x.position} }
 
-// load returns the checked bytes of extents[0]. If it has to be fetched, those
-// behind it that lie next to it in the same object come along in one request.
-func (c *segmentCache) load(ctx context.Context, extents []extent) ([]byte, error) {
-	data, wanted, fetch := c.plan(extents)
-	if data != nil {
-		c.store.metrics.segmentHits.Inc()
-		return data, nil
-	}
-	if len(fetch) > 0 {
-		c.store.metrics.segmentMisses.Inc()
-		c.store.background(func() { c.fetch(fetch) })
+// maxReadFetches bounds the requests to the bucket that one read has under way.
+const maxReadFetches = 16
+
+// loading is an extent that a reader asked for: its bytes, or the flight that brings
+// them. It holds on to them even if the cache drops them at once.
+type loading struct {
+	data   []byte
+	flight *flight
+}
+
+// wait returns the checked bytes of the extent.
+func (l loading) wait(ctx context.Context) ([]byte, error) {
+	if l.flight == nil {
+		return l.data, nil
 	}
 	select {
-	case <-wanted.done:
-		return wanted.data, wanted.err
+	case <-l.flight.done:
+		return l.flight.data, l.flight.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// load asks for extents[:wanted], or the first of them that maxReadFetches requests
+// bring. All requests begin at once, so that a history of many small extents takes one
+// round trip and not one after the other; extents that lie next to each other in the
+// same object, those behind the wanted ones too, share a request.
+func (c *segmentCache) load(extents []extent, wanted int) (list []loading) {
+	for fetches := 0; len(list) < wanted && fetches < maxReadFetches; {
+		data, awaited, fetch := c.plan(extents[len(list):])
+		if len(fetch) == 0 {
+			c.store.metrics.segmentHits.Inc()
+			list = append(list, loading{data, awaited})
+			continue
+		}
+		c.store.metrics.segmentMisses.Inc()
+		c.store.background(func() { c.fetch(fetch) })
+		fetches++
+		for _, f := range fetch[:min(len(fetch), wanted-len(list))] {
+			list = append(list, loading{flight: f})
+		}
+	}
+	return list
 }
 
 // plan looks extents[0] up; if it is neither cached nor on its way, it registers

@@ -323,3 +323,30 @@ func TestReadLimits(t *testing.T) {
 		check("bucket")
 	})
 }
+
+// A history of many small extents in as many objects is read in few round trips.
+func TestSmallExtentsAreFetchedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket := faulty.New(objstore.NewMemory(), 1)
+		opts := testOptions(bucket)
+		s := mustOpen(t, opts)
+		id := mustCreate(t, s, "a")
+		const extents = 2 * maxReadFetches
+		for range extents {
+			mustAppend(t, s, id, simpleBatch("x"))
+			mustFlush(t, s)
+		}
+		mustClose(t, s)
+		s = openTest(t, opts)
+		const roundTrip = 100 * time.Millisecond
+		bucket.SetDelay(objstore.OpGetRange, roundTrip, roundTrip)
+		began := time.Now()
+		r, err := s.Read(context.Background(), id, 0, ReadOptions{MaxBytes: 1 << 20})
+		if err != nil || len(r.Chunks) != extents {
+			t.Fatalf("%d chunks, %v", len(r.Chunks), err)
+		}
+		if took := time.Since(began); took != 2*roundTrip {
+			t.Errorf("%d extents took %v, want two round trips", extents, took)
+		}
+	})
+}
