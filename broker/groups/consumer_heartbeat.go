@@ -353,7 +353,7 @@ func (m *consumerMember) differsFrom(o *consumerMember) bool {
 }
 
 func sortedNames(names []string) []string {
-	sorted := slices.Clone(names)
+	sorted := append([]string(nil), names...) // nil for none
 	slices.Sort(sorted)
 	return slices.Compact(sorted)
 }

@@ -216,15 +216,20 @@ func (g *group) joinNew(r *JoinRequest) *Pending[JoinResult] {
 		}
 		return g.joinMember(r, id)
 	}
-	id := newMemberID(r.ClientID)
-	if r.RequireMemberID && len(g.pending) >= maxPendingMembers {
+	if r.RequireMemberID {
+		return g.giveMemberID(r)
+	}
+	return g.joinMember(r, newMemberID(r.ClientID))
+}
+
+// giveMemberID gives out an id to join with.
+func (g *group) giveMemberID(r *JoinRequest) *Pending[JoinResult] {
+	if len(g.pending) >= maxPendingMembers {
 		return answered(joinError("", kafkaproto.ErrGroupMaxSizeReached))
 	}
-	if r.RequireMemberID {
-		g.addPending(id, r.SessionTimeout)
-		return answered(joinError(id, kafkaproto.ErrMemberIDRequired))
-	}
-	return g.joinMember(r, id)
+	id := newMemberID(r.ClientID)
+	g.addPending(id, r.SessionTimeout)
+	return answered(joinError(id, kafkaproto.ErrMemberIDRequired))
 }
 
 // maxMemberName bounds, in bytes, how much of a client id or instance id goes into a member id, which must fit the

@@ -80,11 +80,15 @@ func (g *group) upgrade() *kafkaproto.Error {
 	}
 	cg := newConsumerGroup(g.generation)
 	cg.targetEpoch = g.generation
+	rebalancing := g.state != Stable
 	g.refuseWaiting(kafkaproto.ErrRebalanceInProgress)
 	g.forgetClassic()
 	g.consumer, g.headChanged, g.stored, g.unsaved = cg, true, true, false
 	for i, m := range members {
 		g.adopt(m, &subscriptions[i])
+	}
+	if rebalancing {
+		g.adoptOwned(members, subscriptions)
 	}
 	g.lookAtTopics()
 	g.updateConsumerState()
@@ -100,11 +104,9 @@ func (m *member) ownMetadata(protocol string) []byte {
 	return m.protocols[0].Metadata
 }
 
-// adopt makes a classic member one of a consumer group.
+// adopt makes a classic member one of a consumer group. A partition that the leader has given to two is the first one's.
 func (g *group) adopt(m *member, s *clientSubscription) {
-	held := g.assignmentOf(m.assignment).filter(func(p topicPartition) bool {
-		return g.consumer.owners[p].member == nil // one that the leader has given to two is the first one's
-	})
+	held := g.assignmentOf(m.assignment).filter(g.consumer.free)
 	c := &consumerMember{
 		id: m.id, instanceID: m.instanceID, clientID: m.clientID, clientHost: m.clientHost, rackID: s.rack,
 		rebalanceTimeout: m.rebalanceTimeout, topics: sortedNames(s.topics),
@@ -115,6 +117,19 @@ func (g *group) adopt(m *member, s *clientSubscription) {
 	g.consumer.own(c, held, nil)
 	g.keepConsumerAlive(c)
 }
+
+// adoptOwned leaves members what they said they hold when they joined the rebalance that is under way: members that
+// rebalance cooperatively hold on to it, and it is not in their assignments any more once the leader is to assign anew.
+func (g *group) adoptOwned(members []*member, subscriptions []clientSubscription) {
+	for i, m := range members {
+		c := g.consumer.members[m.id]
+		c.target = c.assigned.union(g.partitionsOf(subscriptions[i].owned).filter(g.consumer.free))
+		g.consumer.own(c, c.target, nil)
+	}
+}
+
+// free tells whether nobody holds a partition.
+func (cg *consumerGroup) free(p topicPartition) bool { return cg.owners[p].member == nil }
 
 // assignmentOf reads what the leader has assigned to a member. What cannot be read is nothing.
 func (g *group) assignmentOf(b []byte) assignment {
@@ -201,8 +216,6 @@ func (g *group) joinConsumer(r *JoinRequest) *Pending[JoinResult] {
 	}
 	full := len(cg.members) >= g.c.opts.ConsumerMaxSize || cg.metadataBytes+protocolBytes(r.Protocols) > maxGroupMetadata
 	switch {
-	case len(r.MemberID) > maxMemberID:
-		return fail(kafkaproto.ErrUnknownMemberID)
 	case full && m == nil && !known:
 		return answered(joinError("", kafkaproto.ErrGroupMaxSizeReached))
 	case !cg.supports(r.ProtocolType, r.Protocols):
@@ -212,7 +225,10 @@ func (g *group) joinConsumer(r *JoinRequest) *Pending[JoinResult] {
 	case r.InstanceID != "" && r.MemberID != "" && static != r.MemberID:
 		return fail(kafkaproto.ErrFencedInstanceID)
 	case r.InstanceID == "" && r.MemberID == "" && r.RequireMemberID:
-		return answered(joinError(newMemberID(r.ClientID), kafkaproto.ErrMemberIDRequired))
+		return g.giveMemberID(r)
+	case m == nil && r.MemberID != "" && !g.removePending(r.MemberID):
+		// It was removed. Kafka takes it for a new member, which goes on with partitions that are others' until it syncs.
+		return fail(kafkaproto.ErrUnknownMemberID)
 	}
 	s, err := parseSubscription(r.Protocols[0].Metadata)
 	if err != nil {
@@ -402,6 +418,9 @@ func (g *group) leaveConsumer(l *LeavingMember) *kafkaproto.Error {
 	id := l.MemberID
 	if id == "" && l.InstanceID != "" {
 		id = g.consumer.static[l.InstanceID]
+	}
+	if l.InstanceID == "" && g.removePending(id) {
+		return nil
 	}
 	m, err := g.checkClassic(id, l.InstanceID)
 	if err != nil {
