@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/brookletmq/brooklet/broker"
+	"github.com/brookletmq/brooklet/broker/groups"
 	"github.com/brookletmq/brooklet/kafkaproto"
 	"github.com/brookletmq/brooklet/objstore"
 	"github.com/brookletmq/brooklet/streamstore"
@@ -235,6 +236,7 @@ func (n *node) openBroker(ctx context.Context) error {
 		DefaultRetention:  s.defaultRetention,
 		FetchMaxBytes:     int(min(s.memory.fetch, fetchMaxBytes)),
 		FetchMemory:       s.memory.fetch,
+		Groups:            s.groupOptions(),
 		Store:             n.store,
 		Logger:            n.log.Named("broker"),
 		Registerer:        n.registry,
@@ -244,6 +246,21 @@ func (n *node) openBroker(ctx context.Context) error {
 	}
 	n.log.Info("clients are told to connect to", zap.String("advertise", advertised.String()), zap.Int("node", s.nodeID))
 	return nil
+}
+
+func (s *settings) groupOptions() groups.Options {
+	delay := s.groupInitialDelay
+	if delay == 0 {
+		delay = -1 // zero would mean the default
+	}
+	return groups.Options{
+		InitialRebalanceDelay: delay,
+		MinSessionTimeout:     s.groupMinSessionTimeout,
+		MaxSessionTimeout:     s.groupMaxSessionTimeout,
+		MaxSize:               s.groupMaxSize,
+		ConsumerMaxSize:       s.groupMaxSize,
+		OffsetRetention:       s.offsetsRetention,
+	}
 }
 
 // fetchMaxBytes is Kafka's default of fetch.max.bytes.

@@ -61,6 +61,11 @@ type settings struct {
 	maxConnections, maxConnectionsPerIP int
 	idleTimeout, drainTimeout           time.Duration
 
+	groupInitialDelay                              time.Duration
+	groupMinSessionTimeout, groupMaxSessionTimeout time.Duration
+	groupMaxSize                                   int
+	offsetsRetention                               time.Duration
+
 	memory memorySizes // zero: derived from the memory limit
 
 	logLevel, logFormat string
@@ -71,11 +76,12 @@ const (
 	categoryNetwork = "Network"
 	categoryStorage = "Storage"
 	categoryTopics  = "Topics"
+	categoryGroups  = "Consumer groups"
 	categoryMemory  = "Memory"
 	categoryProcess = "Process"
 )
 
-var categories = []string{categoryNetwork, categoryStorage, categoryTopics, categoryMemory, categoryProcess}
+var categories = []string{categoryNetwork, categoryStorage, categoryTopics, categoryGroups, categoryMemory, categoryProcess}
 
 // options returns all settings, each with the field of s that it fills.
 func (s *settings) options() []*option {
@@ -105,6 +111,13 @@ func (s *settings) options() []*option {
 			intOption("default-partitions", &s.defaultPartitions, 1, 1, 10_000, "partitions of topics that are created without a number"),
 			newOption("default-retention", &s.defaultRetention, "7d", parseRetention, "how long topics keep records unless their retention.ms says otherwise, a `TIME` or forever; named streams are kept for ever unless configured"),
 			bytesOption("max-message-bytes", &s.maxMessageBytes, 1048588, 1, 64*mib, "largest record batch accepted unless a topic's max.message.bytes says otherwise, in `BYTES`"),
+		),
+		inCategory(categoryGroups,
+			durationOption("group-initial-rebalance-delay", &s.groupInitialDelay, 3*time.Second, 0, "`TIME` that the first member of a group waits for others to join with it (Kafka's group.initial.rebalance.delay.ms)"),
+			durationOption("group-min-session-timeout", &s.groupMinSessionTimeout, 6*time.Second, time.Millisecond, "shortest `TIME` of silence that members may ask for before they count as gone (Kafka's group.min.session.timeout.ms)"),
+			durationOption("group-max-session-timeout", &s.groupMaxSessionTimeout, 30*time.Minute, time.Millisecond, "longest such `TIME` (Kafka's group.max.session.timeout.ms)"),
+			intOption("group-max-size", &s.groupMaxSize, math.MaxInt32, 1, math.MaxInt32, "most members of one group (Kafka's group.max.size)"),
+			durationOption("offsets-retention", &s.offsetsRetention, 7*24*time.Hour, time.Minute, "`TIME` for which committed offsets are kept after their group has lost its last member (Kafka's offsets.retention.minutes)"),
 		),
 		inCategory(categoryMemory, s.memory.options()...),
 		inCategory(categoryProcess,
@@ -155,6 +168,10 @@ func (s *settings) complete(options []*option) error {
 	if s.maxUnflushedBytes < s.flushBytes {
 		errs = append(errs, fmt.Errorf("--max-unflushed-bytes %s is less than --flush-bytes %s: raise the first or lower the second",
 			formatBytes(s.maxUnflushedBytes), formatBytes(s.flushBytes)))
+	}
+	if s.groupMinSessionTimeout > s.groupMaxSessionTimeout {
+		errs = append(errs, fmt.Errorf("--group-min-session-timeout %s is more than --group-max-session-timeout %s: raise the second or lower the first",
+			formatDuration(s.groupMinSessionTimeout), formatDuration(s.groupMaxSessionTimeout)))
 	}
 	return errors.Join(errs...)
 }
