@@ -54,6 +54,10 @@ check: ## check formatting, go vet, staticcheck and the module files
 docs: ## write docs/configuration.md and deploy/brooklet.env from the program
 	go generate ./cmd/brooklet
 
+.PHONY: compat
+compat: build ## run the clients that people use, installed into .tools/compat, and write docs/compatibility.md
+	go run ./tests/compat -broker $(BINARY) $(ARGS)
+
 .PHONY: bench
 bench: build ## run the benchmarks over the network against a broker; ARGS=-h lists what they can do
 	go run ./tests/bench $(ARGS)

@@ -39,9 +39,9 @@ var (
 type environment struct {
 	name     string
 	programs []program
-	files    map[string]string        // written to the folder first
-	steps    [][]string               // commands that run in the folder, once
-	refresh  func(*environment) error // runs each time
+	files    map[string]string                         // written to the folder first
+	steps    [][]string                                // commands that run in the folder, once
+	refresh  func(context.Context, *environment) error // runs each time
 	dir      string
 }
 
@@ -95,7 +95,7 @@ func (in *installer) installLocked(ctx context.Context, e *environment) error {
 		}
 	}
 	if e.refresh != nil {
-		return e.refresh(e)
+		return e.refresh(ctx, e)
 	}
 	return nil
 }
@@ -187,8 +187,8 @@ func runStep(ctx context.Context, dir string, step []string) error {
 }
 
 // copySources copies a folder of client programs into the environment, beside the packages that they import.
-func copySources(from string) func(*environment) error {
-	return func(e *environment) error {
+func copySources(from string) func(context.Context, *environment) error {
+	return func(_ context.Context, e *environment) error {
 		entries, err := os.ReadDir(from)
 		if err != nil {
 			return err
@@ -217,19 +217,19 @@ func copyFile(to, from string) error {
 }
 
 // compileJava compiles the client program against the libraries of the environment.
-func compileJava(source string) func(*environment) error {
-	return func(e *environment) error {
+func compileJava(source string) func(context.Context, *environment) error {
+	return func(ctx context.Context, e *environment) error {
 		source, err := filepath.Abs(source)
 		if err != nil {
 			return err
 		}
-		return runStep(context.Background(), e.dir, []string{"javac", "-nowarn", "-cp", "lib/*", "-d", "classes", source})
+		return runStep(ctx, e.dir, []string{"javac", "-nowarn", "-cp", "lib/*", "-d", "classes", source})
 	}
 }
 
 // buildGo compiles a client program of this module.
-func buildGo(path string) func(*environment) error {
-	return func(e *environment) error {
-		return runStep(context.Background(), "", []string{"go", "build", "-o", filepath.Join(e.dir, "client"), path})
+func buildGo(path string) func(context.Context, *environment) error {
+	return func(ctx context.Context, e *environment) error {
+		return runStep(ctx, "", []string{"go", "build", "-o", filepath.Join(e.dir, "client"), path})
 	}
 }

@@ -179,8 +179,16 @@ func (r *runner) print(j job, task string, o outcome, took time.Duration) {
 	}
 	fmt.Fprintln(os.Stderr)
 	if o.result == duty.Fail {
-		fmt.Fprintf(os.Stderr, "--- the client printed\n%s\n--- the broker's log ends with\n%s---\n", strings.TrimSpace(o.output), r.broker.logTail())
+		fmt.Fprintf(os.Stderr, "--- the client printed\n%s\n--- the broker's log ends with\n%s---\n", lastLines(o.output, outputLines), r.broker.logTail())
 	}
+}
+
+// outputLines are printed of what a client that failed has said.
+const outputLines = 60
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(len(lines)-n, 0):], "\n")
 }
 
 func anyFailed(reports []*report) bool {

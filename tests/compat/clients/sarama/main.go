@@ -262,11 +262,17 @@ func (a admin) DeleteTopic(_ context.Context, topic string) error {
 }
 
 func (a admin) TopicConfig(_ context.Context, topic, name string) (string, error) {
-	entries, err := a.DescribeConfig(sarama.ConfigResource{Type: sarama.TopicResource, Name: topic, ConfigNames: []string{name}})
-	if err != nil || len(entries) == 0 {
+	resource := &sarama.ConfigResource{Type: sarama.TopicResource, Name: topic, ConfigNames: []string{name}}
+	described, err := a.DescribeConfigs([]*sarama.ConfigResource{resource}, sarama.DescribeConfigsOptions{IncludeSynonyms: true})
+	if err != nil {
 		return "", err
 	}
-	return entries[0].Value, nil
+	for _, entry := range described[0].Configs {
+		if entry.Name == name {
+			return entry.Value, nil
+		}
+	}
+	return "", described[0].ErrorCode
 }
 
 func (a admin) SetTopicConfig(_ context.Context, topic, name, value string) error {

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/brookletmq/brooklet/tests/compat/internal/duty"
+)
+
+func TestReadTestLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	log := `=== RUN   TestA
+--- PASS: TestA (0.00s)
+--- FAIL: TestB (1.00s)
+    --- PASS: TestB/one (0.00s)
+    --- SKIP: TestB/two (0.00s)
+PASS
+`
+	if err := os.WriteFile(path, []byte(log), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	bad, passed, err := readTestLog(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"FAIL TestB (1.00s)", "SKIP TestB/two (0.00s)"}; passed != 2 || !slices.Equal(bad, want) {
+		t.Errorf("%d passed, bad are %q; want 2 and %q", passed, bad, want)
+	}
+}
+
+func TestSkipsHaveReasons(t *testing.T) {
+	lines := 0
+	for line := range strings.Lines(franzSkips) {
+		if !strings.HasPrefix(line, "#") {
+			lines++
+		}
+	}
+	skips := parseSkips(franzSkips)
+	if len(skips) != lines {
+		t.Errorf("%d of %d lines are a test with a reason", len(skips), lines)
+	}
+	for _, s := range skips {
+		if _, err := regexp.Compile(s.test); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Names become parts of topics and groups, and -client and -duty choose by them.
+func TestNamesAreUnique(t *testing.T) {
+	seen := make(map[string]bool)
+	for _, j := range jobs() {
+		if seen[j.title()] {
+			t.Errorf("%s appears twice", j.title())
+		}
+		seen[j.title()] = true
+		tasks := j.tasks()
+		slices.Sort(tasks)
+		if len(slices.Compact(tasks)) != len(j.tasks()) {
+			t.Errorf("a task of %s appears twice", j.title())
+		}
+	}
+}
+
+func TestInstallRunsStepsOnce(t *testing.T) {
+	in, err := newInstaller(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := []string{"sh", "-c", "cat text >> runs"}
+	install := func(text string) string {
+		t.Helper()
+		in.done = make(map[string]error) // as in the next run of the program
+		e := &environment{name: "e", files: map[string]string{"text": text}, steps: [][]string{step}}
+		if err := in.install(context.Background(), e); err != nil {
+			t.Fatal(err)
+		}
+		runs, err := os.ReadFile(filepath.Join(e.dir, "runs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(runs)
+	}
+	if got := install("a"); got != "a" {
+		t.Errorf("the step wrote %q, want a", got)
+	}
+	if got := install("a"); got != "a" {
+		t.Errorf("after another install it is %q; what is there must not be installed again", got)
+	}
+	if got := install("b"); got != "b" {
+		t.Errorf("after a change it is %q; the folder must be made anew", got)
+	}
+}
+
+func TestMissingProgramFails(t *testing.T) {
+	in, err := newInstaller(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// No packages to install it from: the error must not depend on the network.
+	in.programs["no-such-program"] = os.ErrNotExist
+	e := &environment{name: "e", programs: []program{{check: []string{"no-such-program"}}}}
+	if err := in.install(context.Background(), e); err == nil {
+		t.Error("an environment without its program counts as installed")
+	}
+}
+
+func TestClientResults(t *testing.T) {
+	for _, test := range []struct{ name, script, want string }{
+		{"ok", `echo '{"duty": "gzip", "result": "ok"}'`, duty.OK},
+		{"not applicable", `echo '{"duty": "gzip", "result": "n/a", "detail": "no gzip"}'`, duty.NA},
+		{"failed", `echo '{"duty": "gzip", "result": "fail"}'; exit 1`, duty.Fail},
+		{"chatter before the result", `echo hello; echo '{"duty": "gzip", "result": "ok"}'`, duty.OK},
+		{"no result", `exit 0`, duty.Fail},
+		{"crash after the result", `echo '{"duty": "gzip", "result": "ok"}'; exit 3`, duty.Fail},
+		{"failure with exit code 0", `echo '{"duty": "gzip", "result": "fail"}'`, duty.Fail},
+		{"another duty", `echo '{"duty": "lz4", "result": "ok"}'`, duty.Fail},
+		{"unknown result", `echo '{"duty": "gzip", "result": ""}'`, duty.Fail},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := &client{env: &environment{dir: t.TempDir()}, command: []string{"sh", "-c", test.script}}
+			if got := c.call(context.Background(), "", "gzip", ""); got.result != test.want {
+				t.Errorf("the outcome is %+v, want %s", got, test.want)
+			}
+		})
+	}
+}
