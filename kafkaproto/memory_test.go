@@ -429,7 +429,8 @@ func TestWaitForMemory(t *testing.T) {
 		})
 		t.Run(name+", with success", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := start(t, Options{}, answerAll)
+				// What the server waits for is not held against the client.
+				h := start(t, Options{FrameTimeout: 5 * time.Second}, answerAll)
 				empty := fill(t, tc.pool(h.srv.mem))
 				defer empty()
 				c := h.dial()
@@ -605,5 +606,40 @@ func TestLargeResponsesAreNotMadeEarly(t *testing.T) {
 		}
 		c.expect(2, kmsg.NewPtrFetchResponse(), 11)
 		c.expect(3, kmsg.NewPtrMetadataResponse(), 2)
+	})
+}
+
+// There must be room for a response that is likely to be large before it is made.
+func TestLargeResponsesWaitForMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		handler := &bulky{size: 1 << 20}
+		h := start(t, Options{}, handler.handle)
+		c := h.dial()
+		c.request(kmsg.NewPtrMetadataRequest(), 2, 1)
+		c.expect(1, kmsg.NewPtrMetadataResponse(), 2)
+		synctest.Wait()
+		empty := fill(t, h.srv.mem.responses)
+		defer empty()
+		c.request(kmsg.NewPtrMetadataRequest(), 2, 2)
+		synctest.Wait()
+		if handler.made != 1 {
+			t.Error("made without room")
+		}
+		empty()
+		c.expect(2, kmsg.NewPtrMetadataResponse(), 2)
+	})
+}
+
+// While a response is written, at a peer's leisure, its request is not kept.
+func TestRequestsAreNotKeptWhileTheirResponseIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, Options{}, answerAll)
+		c := h.dial()
+		c.request(fetchOf(2000), 11, 1)
+		synctest.Wait()
+		if n := h.srv.mem.requestBytes(); n != 0 {
+			t.Errorf("%d bytes charged", n)
+		}
+		c.expect(1, kmsg.NewPtrFetchResponse(), 11)
 	})
 }
