@@ -133,13 +133,16 @@ type uniform struct {
 // newUniform lets everybody keep what they may.
 func newUniform(in *assignorInput) *uniform {
 	u := &uniform{in: in, subscribers: in.subscribers(), given: make([][]topicPartition, len(in.members))}
-	taken := map[topicPartition]bool{}
+	taken := make(map[[16]byte][]bool, len(in.partitions))
+	for t, n := range in.partitions {
+		taken[t] = make([]bool, n)
+	}
 	for i := range in.members {
 		m := &in.members[i]
 		for _, p := range m.target {
 			_, subscribed := slices.BinarySearchFunc(m.topics, p.topic, func(a, b [16]byte) int { return slices.Compare(a[:], b[:]) })
-			if subscribed && p.partition < in.partitions[p.topic] && !taken[p] {
-				taken[p] = true
+			if subscribed && p.partition < in.partitions[p.topic] && !taken[p.topic][p.partition] {
+				taken[p.topic][p.partition] = true
 				u.given[i] = append(u.given[i], p)
 			}
 		}
@@ -148,8 +151,8 @@ func newUniform(in *assignorInput) *uniform {
 	slices.SortStableFunc(topics, func(a, b [16]byte) int { return cmp.Compare(len(u.subscribers[a]), len(u.subscribers[b])) })
 	for _, t := range topics {
 		for n := range in.partitions[t] {
-			if p := (topicPartition{t, n}); !taken[p] {
-				u.unassigned = append(u.unassigned, p)
+			if !taken[t][n] {
+				u.unassigned = append(u.unassigned, topicPartition{t, n})
 			}
 		}
 	}

@@ -122,7 +122,7 @@ func eachSeed(t *testing.T, n uint64, fn func(seed uint64)) {
 
 func TestAssignorsGiveEachPartitionOnce(t *testing.T) {
 	for name := range assignors {
-		eachSeed(t, 300, func(seed uint64) {
+		eachSeed(t, 120, func(seed uint64) {
 			f := newFleet(t, seed, seed%2 == 0)
 			f.subscribe()
 			for range 10 {
@@ -136,7 +136,7 @@ func TestAssignorsGiveEachPartitionOnce(t *testing.T) {
 // Members with the same subscription have as many partitions but for one, and the least possible number of partitions
 // moves: what a member has above its share. Of the members that have more than the others, as many as possible had more.
 func TestUniformAssignorMovesTheLeast(t *testing.T) {
-	eachSeed(t, 300, func(seed uint64) {
+	eachSeed(t, 120, func(seed uint64) {
 		f := newFleet(t, seed, true)
 		f.subscribe()
 		for range 10 {
@@ -170,7 +170,7 @@ func TestUniformAssignorMovesTheLeast(t *testing.T) {
 
 // With different subscriptions no move of one partition makes the numbers more equal, and nothing moves without a reason.
 func TestUniformAssignorWithDifferentSubscriptions(t *testing.T) {
-	eachSeed(t, 300, func(seed uint64) {
+	eachSeed(t, 120, func(seed uint64) {
 		f := newFleet(t, seed, false)
 		f.subscribe()
 		for range 10 {

@@ -8,7 +8,7 @@ import (
 )
 
 // partitionCounts has the partitions of topics in tests that have more than one.
-var partitionCounts = map[string]int32{"orders": 4, "payments": 3, "wide": 2500}
+var partitionCounts = map[string]int32{"orders": 4, "payments": 3, "wide": 1200}
 
 func (t *topicTable) Topic(name string) (Topic, bool, error) {
 	id, ok, err := t.TopicID(name)
