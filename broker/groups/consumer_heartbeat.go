@@ -77,12 +77,17 @@ func (c *Coordinator) ConsumerHeartbeat(r *ConsumerHeartbeatRequest) *Pending[Co
 	if kerr != nil {
 		return fail(kerr)
 	}
+	var owned *assignment
+	if r.Owned != nil {
+		all := flatten(r.Owned)
+		owned = &all
+	}
 	g, err := c.enter(r.Group)
 	if err != nil {
 		return fail(asKafkaError(err))
 	}
 	defer c.leave(g)
-	b := &beat{g: g, r: r, pattern: pattern}
+	b := &beat{g: g, r: r, pattern: pattern, owned: owned}
 	switch {
 	case r.MemberEpoch == leaveEpoch || r.MemberEpoch == staticLeave:
 		kerr = b.leave()
@@ -144,6 +149,8 @@ type beat struct {
 	g       *group
 	r       *ConsumerHeartbeatRequest
 	pattern *regexp.Regexp
+	// owned is what the member says it holds, nil if it says nothing.
+	owned *assignment
 	// m is the member, once it is known.
 	m *consumerMember
 	// result is the answer, when all went well.
@@ -156,28 +163,21 @@ func (b *beat) heartbeat() *kafkaproto.Error {
 	if err := b.enterGroup(); err != nil {
 		return err
 	}
-	var owned *assignment
-	if r.Owned != nil {
-		all := flatten(r.Owned)
-		owned = &all
-	}
 	if !b.fits() {
 		return kafkaproto.ErrGroupMaxSizeReached.WithMessage("The subscriptions of the group's members are larger than %d bytes in all.", maxGroupMetadata)
 	}
-	if err := b.findMember(owned); err != nil {
+	if err := b.findMember(); err != nil {
 		return err
 	}
 	m := b.m
 	had := m.assigned
 	if b.update() {
-		g.lookAtTopics()
 		g.bumpEpoch("a member joined or changed its subscription")
 	} else {
 		g.refreshTopics()
 	}
 	g.updateTarget()
-	moved := g.reconcile(m, owned)
-	if moved {
+	if g.reconcile(m, b.owned) {
 		g.updateConsumerState()
 	}
 	g.keepConsumerAlive(m)
@@ -206,11 +206,11 @@ func (b *beat) enterGroup() *kafkaproto.Error {
 }
 
 // findMember finds the member or makes one.
-func (b *beat) findMember(owned *assignment) *kafkaproto.Error {
+func (b *beat) findMember() *kafkaproto.Error {
 	g, r := b.g, b.r
 	if r.InstanceID != nil {
 		if old := g.consumer.members[g.consumer.static[*r.InstanceID]]; old != nil {
-			return b.findStatic(old, owned)
+			return b.findStatic(old)
 		}
 		if r.MemberEpoch != joinEpoch {
 			return kafkaproto.ErrUnknownMemberID.WithMessage("Instance id %s is unknown.", *r.InstanceID)
@@ -218,7 +218,7 @@ func (b *beat) findMember(owned *assignment) *kafkaproto.Error {
 	}
 	if m := g.consumer.members[r.MemberID]; m != nil {
 		b.m = m
-		return b.checkEpoch(owned)
+		return b.checkEpoch()
 	}
 	if r.MemberEpoch != joinEpoch {
 		return kafkaproto.ErrUnknownMemberID
@@ -228,12 +228,12 @@ func (b *beat) findMember(owned *assignment) *kafkaproto.Error {
 
 // findStatic finds a static member whose instance id belongs to old. Whoever joins takes the place of one that has left
 // for a while, or that uses the classic protocol.
-func (b *beat) findStatic(old *consumerMember, owned *assignment) *kafkaproto.Error {
+func (b *beat) findStatic(old *consumerMember) *kafkaproto.Error {
 	r := b.r
 	switch {
 	case old.id == r.MemberID && old.epoch != staticLeave:
 		b.m = old
-		return b.checkEpoch(owned)
+		return b.checkEpoch()
 	case r.MemberEpoch != joinEpoch && old.id != r.MemberID:
 		return kafkaproto.ErrFencedInstanceID.WithMessage("Static member %s with instance id %s was fenced by member %s.", r.MemberID, *r.InstanceID, old.id)
 	case r.MemberEpoch != joinEpoch:
@@ -254,6 +254,9 @@ func (b *beat) newMember(old *consumerMember) *kafkaproto.Error {
 	id := r.MemberID
 	if id == "" {
 		id = newMemberID("")[1:]
+	}
+	if old != nil && old.id != id && cg.members[id] != nil {
+		return kafkaproto.ErrInvalidRequest.WithMessage("Member %s is in the group already, and cannot be instance %s as well.", id, old.instanceID)
 	}
 	m := &consumerMember{id: id, instanceID: deref(r.InstanceID)}
 	if old != nil {
@@ -282,14 +285,14 @@ func (g *group) replaceConsumer(old *consumerMember, id string) *consumerMember 
 
 // checkEpoch checks the epoch of a member that is there. One that joins again has lost an answer or its partitions; it
 // holds none. One at the epoch before has lost an answer, if it holds nothing that it must not.
-func (b *beat) checkEpoch(owned *assignment) *kafkaproto.Error {
+func (b *beat) checkEpoch() *kafkaproto.Error {
 	m, epoch := b.m, b.r.MemberEpoch
 	switch {
 	case epoch == m.epoch || epoch == joinEpoch:
 		return nil
 	case epoch > m.epoch:
 		return kafkaproto.ErrFencedMemberEpoch.WithMessage("The consumer group member has a greater member epoch (%d) than the one known by the group coordinator (%d). The member must abandon all its partitions and rejoin.", epoch, m.epoch)
-	case epoch == m.previousEpoch && owned != nil && owned.subsetOf(m.assigned):
+	case epoch == m.previousEpoch && b.owned != nil && b.owned.subsetOf(m.assigned):
 		return nil
 	}
 	return kafkaproto.ErrFencedMemberEpoch.WithMessage("The consumer group member has a smaller member epoch (%d) than the one known by the group coordinator (%d). The member must abandon all its partitions and rejoin.", epoch, m.epoch)
@@ -334,6 +337,7 @@ func (b *beat) update() bool {
 	if subscription || m.differsFrom(&before) {
 		b.g.consumer.count(&before, -1)
 		b.g.consumer.count(m, 1)
+		delete(g.consumer.static, before.instanceID)
 		if m.instanceID != "" {
 			g.consumer.static[m.instanceID] = m.id
 		}

@@ -255,6 +255,25 @@ func TestStaticConsumerLeavesWhileRevoking(t *testing.T) {
 	})
 }
 
+// A client that mixes up ids does no harm to other members.
+func TestConsumerMixesUpIDs(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		a, b := f.consumer("a", instance("i")), f.consumer("b", instance("j"))
+		a.join()
+		b.join()
+		f.settle(a, b)
+		get(t, f.ConsumerHeartbeat(a.request(-2)))
+		mixed := f.consumer("b", instance("i"))
+		wantErr(t, "the instance of another", mixed.join().Err, kafkaproto.ErrInvalidRequest)
+		mixed = f.consumer("b", instance("k"))
+		wantErr(t, "a new instance", mixed.join().Err, nil)
+		mixed.want(2, 2, 3)
+		wantErr(t, "the instance that it had", f.consumer("c", instance("j")).join().Err, nil)
+		f.restart()
+		f.wantConsumerState(Reconciling, 3)
+	})
+}
+
 func TestConsumerGroupMaxSize(t *testing.T) {
 	inBubble(t, func(o *Options) { o.ConsumerMaxSize = 2 }, func(t *testing.T, f *fixture) {
 		all := f.consumers("a", "b")
@@ -307,8 +326,14 @@ func TestConsumerSubscriptions(t *testing.T) {
 		a.edits = append(a.edits, reading("payments"))
 		f.settle(a, b)
 		want(t, "all", len(a.owned)+len(b.owned), 3)
+		b.leave()
+		pass(11 * time.Second)
+		f.settle(a)
+		f.wantConsumerState(Stable, 4) // topics that nobody reads any more are no change of topics
 		f.topics.set("missing", 9)
 		pass(2 * time.Second)
+		b = f.consumer("b", reading("payments", "missing"))
+		b.join()
 		f.settle(a, b)
 		want(t, "all with the new topic", len(a.owned)+len(b.owned), 4)
 	})

@@ -57,11 +57,13 @@ func compileRegex(expr string) (*regexp.Regexp, *kafkaproto.Error) {
 	return pattern, nil
 }
 
-// refreshTopics looks at the topics if that is due, and starts a rebalance if those that the members read have changed.
+// refreshTopics looks at the topics if that is due, and starts a rebalance if those that the members read have changed. In
+// a rebalance whose targets are yet to be computed, updateTarget looks.
 func (g *group) refreshTopics() {
-	md := &g.consumer.topics
-	age := time.Since(md.looked)
-	if md.byName != nil && (age < minTopicRefresh || age < maxTopicRefresh && md.version == g.c.topics.Version()) {
+	cg := g.consumer
+	age := time.Since(cg.topics.looked)
+	fresh := age < minTopicRefresh || age < maxTopicRefresh && cg.topics.version == g.c.topics.Version()
+	if cg.topics.byName != nil && (fresh || cg.epoch != cg.targetEpoch) {
 		return
 	}
 	if g.lookAtTopics() {
@@ -151,6 +153,7 @@ func (g *group) updateTarget() {
 	if cg.epoch == cg.targetEpoch {
 		return
 	}
+	g.lookAtTopics()
 	in := &assignorInput{partitions: map[[16]byte]int32{}}
 	members := cg.inOrder()
 	for _, m := range members {

@@ -25,8 +25,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		members:        gauge("members", "Members of all groups."),
 		pendingMembers: gauge("pending_members", "Member ids handed out whose member has not joined yet."),
-		rebalances:     counter("rebalances_total", "Join phases completed."),
-		expiredMembers: counter("expired_members_total", "Members removed because they did not send heartbeats, rejoin or sync in time."),
+		rebalances:     counter("rebalances_total", "Join phases completed, and new epochs of consumer groups."),
+		expiredMembers: counter("expired_members_total", "Members removed because they did not send heartbeats, rejoin, sync or revoke in time."),
 		commits:        counter("offset_commits_total", "Offsets committed, by partition."),
 		expiredOffsets: counter("expired_offsets_total", "Offsets removed because they expired or their topic was deleted."),
 		storeFails:     counter("write_failures_total", "Writes of group rows that failed or took too long."),

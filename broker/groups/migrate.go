@@ -298,7 +298,6 @@ func (g *group) joinClassic(m *consumerMember, r *JoinRequest, s *clientSubscrip
 	m.rebalance.stop()
 	g.changed(m)
 	if changed {
-		g.lookAtTopics()
 		g.bumpEpoch("a member joined or changed its subscription")
 	}
 	g.updateTarget()
