@@ -360,7 +360,16 @@ func (c *conn) decodeControl(p *pending, h *header, body kmsg.Request, size int)
 
 // decodeGated decodes while it holds what that may allocate at most.
 func (c *conn) decodeGated(p *pending, h *header, body kmsg.Request, size int) (requestShape, error) {
-	if err := c.acquire(c.srv.mem.decoding.of(int64(size)), &p.decoding, int64(len(h.body))*decodeFactor); err != nil {
+	cost, mostBytes := int64(len(h.body))*decodeFactor, int64(maxDecodedBytes)
+	if size > c.fr.maxControlBytes { // only a bulk request gets here
+		elements, err := walkBulk(p.key, p.version, h.body)
+		if err != nil {
+			return requestShape{}, err
+		}
+		cost = int64(len(h.body)) + int64(elements)*decodeFactor
+		mostBytes = cost
+	}
+	if err := c.acquire(c.srv.mem.decoding.of(int64(size)), &p.decoding, cost); err != nil {
 		return requestShape{}, err
 	}
 	defer p.decoding.release()
@@ -368,7 +377,7 @@ func (c *conn) decodeGated(p *pending, h *header, body kmsg.Request, size int) (
 		return requestShape{}, err
 	}
 	shape := measure(body)
-	return shape, shape.check(h.key)
+	return shape, shape.check(h.key, mostBytes)
 }
 
 // handlerError wraps what a handler or a reply returned.

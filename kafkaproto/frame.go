@@ -55,7 +55,7 @@ type frameReader struct {
 	br       *bufio.Reader
 	versions *Versions
 	maxBytes int
-	// maxControlBytes bounds frames other than Produce.
+	// maxControlBytes bounds frames other than Produce and those of bulkWalks.
 	maxControlBytes int
 	// setDeadline bounds the reads that follow.
 	setDeadline func(time.Time)
@@ -110,8 +110,8 @@ func (f *frameReader) check(h *frameHead) error {
 	default:
 		return malformed(malformedVersion, "version %d of API key %d is not served, versions %d to %d are", h.version, h.key, low, high)
 	}
-	if h.key != KeyProduce && h.size > f.maxControlBytes {
-		return malformed(malformedSize, "request of %d bytes with API key %d; by configuration only Produce may have more than %d", h.size, h.key, f.maxControlBytes)
+	if _, bulk := bulkWalks[h.key]; h.key != KeyProduce && !bulk && h.size > f.maxControlBytes {
+		return malformed(malformedSize, "request of %d bytes with API key %d; by configuration such requests have at most %d", h.size, h.key, f.maxControlBytes)
 	}
 	return nil
 }

@@ -262,10 +262,10 @@ func measure(req kmsg.Request) requestShape {
 }
 
 // check refuses what no honest client sends.
-func (s *requestShape) check(key int16) error {
-	if s.elements > maxElements || s.bytes > maxDecodedBytes {
+func (s *requestShape) check(key int16, mostBytes int64) error {
+	if s.elements > maxElements || s.bytes > mostBytes {
 		return malformed(malformedShape, "%s request of %d elements, %d bytes when decoded; at most %d elements and %d bytes are accepted, ask for less at a time",
-			kmsg.NameForKey(key), s.elements, s.bytes, maxElements, maxDecodedBytes)
+			kmsg.NameForKey(key), s.elements, s.bytes, maxElements, mostBytes)
 	}
 	return nil
 }
