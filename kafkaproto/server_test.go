@@ -442,7 +442,7 @@ func TestOnlyProduceMayBeLarge(t *testing.T) {
 		go c.Write(append(b, 0, 3, 0, 9, 0, 0, 0, 0))
 		c.expectClosed()
 		synctest.Wait()
-		h.oneLine("only Produce may have more than 4194304")
+		h.oneLine("such requests have at most 4194304")
 	})
 }
 
