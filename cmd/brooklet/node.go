@@ -254,12 +254,14 @@ func (s *settings) groupOptions() groups.Options {
 		delay = -1 // zero would mean the default
 	}
 	return groups.Options{
-		InitialRebalanceDelay: delay,
-		MinSessionTimeout:     s.groupMinSessionTimeout,
-		MaxSessionTimeout:     s.groupMaxSessionTimeout,
-		MaxSize:               s.groupMaxSize,
-		ConsumerMaxSize:       s.groupMaxSize,
-		OffsetRetention:       s.offsetsRetention,
+		InitialRebalanceDelay:     delay,
+		MinSessionTimeout:         s.groupMinSessionTimeout,
+		MaxSessionTimeout:         s.groupMaxSessionTimeout,
+		MaxSize:                   s.groupMaxSize,
+		ConsumerMaxSize:           s.groupMaxSize,
+		ConsumerSessionTimeout:    s.groupConsumerSessionTimeout,
+		ConsumerHeartbeatInterval: s.groupConsumerHeartbeatInterval,
+		OffsetRetention:           s.offsetsRetention,
 	}
 }
 

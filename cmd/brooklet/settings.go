@@ -61,10 +61,11 @@ type settings struct {
 	maxConnections, maxConnectionsPerIP int
 	idleTimeout, drainTimeout           time.Duration
 
-	groupInitialDelay                              time.Duration
-	groupMinSessionTimeout, groupMaxSessionTimeout time.Duration
-	groupMaxSize                                   int
-	offsetsRetention                               time.Duration
+	groupInitialDelay                                           time.Duration
+	groupMinSessionTimeout, groupMaxSessionTimeout              time.Duration
+	groupMaxSize                                                int
+	groupConsumerSessionTimeout, groupConsumerHeartbeatInterval time.Duration
+	offsetsRetention                                            time.Duration
 
 	memory memorySizes // zero: derived from the memory limit
 
@@ -117,6 +118,8 @@ func (s *settings) options() []*option {
 			durationOption("group-min-session-timeout", &s.groupMinSessionTimeout, 6*time.Second, time.Millisecond, "shortest `TIME` of silence that members may ask for before they count as gone (Kafka's group.min.session.timeout.ms)"),
 			durationOption("group-max-session-timeout", &s.groupMaxSessionTimeout, 30*time.Minute, time.Millisecond, "longest such `TIME` (Kafka's group.max.session.timeout.ms)"),
 			intOption("group-max-size", &s.groupMaxSize, math.MaxInt32, 1, math.MaxInt32, "most members of one group (Kafka's group.max.size)"),
+			durationOption("group-consumer-session-timeout", &s.groupConsumerSessionTimeout, 45*time.Second, time.Second, "`TIME` of silence after which members of groups with the consumer protocol count as gone (Kafka's group.consumer.session.timeout.ms)"),
+			durationOption("group-consumer-heartbeat-interval", &s.groupConsumerHeartbeatInterval, 5*time.Second, time.Second, "`TIME` between heartbeats that such members are told to keep (Kafka's group.consumer.heartbeat.interval.ms)"),
 			durationOption("offsets-retention", &s.offsetsRetention, 7*24*time.Hour, time.Minute, "`TIME` for which committed offsets are kept after their group has lost its last member (Kafka's offsets.retention.minutes)"),
 		),
 		inCategory(categoryMemory, s.memory.options()...),
@@ -172,6 +175,10 @@ func (s *settings) complete(options []*option) error {
 	if s.groupMinSessionTimeout > s.groupMaxSessionTimeout {
 		errs = append(errs, fmt.Errorf("--group-min-session-timeout %s is more than --group-max-session-timeout %s: raise the second or lower the first",
 			formatDuration(s.groupMinSessionTimeout), formatDuration(s.groupMaxSessionTimeout)))
+	}
+	if s.groupConsumerHeartbeatInterval >= s.groupConsumerSessionTimeout {
+		errs = append(errs, fmt.Errorf("--group-consumer-heartbeat-interval %s is not less than --group-consumer-session-timeout %s: members would count as gone between two heartbeats",
+			formatDuration(s.groupConsumerHeartbeatInterval), formatDuration(s.groupConsumerSessionTimeout)))
 	}
 	return errors.Join(errs...)
 }
