@@ -21,7 +21,7 @@ var (
 	brooklet = flag.String("brooklet", "bin/brooklet", "the binary to measure")
 	dir      = flag.String("dir", "", "folder for data; default: a new one in the system's temporary folder")
 	duration = flag.Duration("time", 8*time.Second, "time per produce scenario")
-	only     = flag.String("only", "", "comma-separated scenarios: produce,consume,latency,idle; default all")
+	only     = flag.String("only", "", "comma-separated scenarios: produce,consume,latency,idle,groups; default all")
 	verbose  = flag.Bool("v", false, "pass the broker's log through")
 )
 
@@ -54,6 +54,7 @@ func run(ctx context.Context) error {
 		{"consume", benchConsume},
 		{"latency", benchLatency},
 		{"idle", benchIdle},
+		{"groups", benchGroups},
 	}
 	for _, s := range scenarios {
 		if *only != "" && !strings.Contains(","+*only+",", ","+s.name+",") {
