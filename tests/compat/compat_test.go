@@ -130,3 +130,13 @@ func TestClientResults(t *testing.T) {
 		})
 	}
 }
+
+func TestToolTasksNeedEarlierOnes(t *testing.T) {
+	earlier := map[string]bool{"": true}
+	for _, task := range toolTasks {
+		if !earlier[task.needs] {
+			t.Errorf("%s needs %q, which is not before it", task.name, task.needs)
+		}
+		earlier[task.name] = true
+	}
+}

@@ -18,10 +18,12 @@ const toolsVersion = "4.4.0"
 type tools struct {
 	env   *environment
 	files map[string]string // that commands read, by name
+	ran   map[string]bool   // tasks by name
 }
 
 func kafkaTools() *tools {
 	return &tools{
+		ran: make(map[string]bool),
 		env: javaEnvironment("kafka-tools",
 			"org.apache.kafka:kafka-tools:"+toolsVersion, "org.apache.kafka:kafka_2.13:"+toolsVersion, "org.slf4j:slf4j-simple:1.7.36"),
 		files: map[string]string{
@@ -50,19 +52,24 @@ const (
 	consume    = "consumer.ConsoleConsumer"
 )
 
-// toolTasks are the tasks by the names of the shell scripts (without kafka- and .sh), in the order in which they run.
-var toolTasks = []struct {
-	name  string
+// toolTask is what is done with one tool.
+type toolTask struct {
+	name string
+	// needs is the task that makes what this one works on.
+	needs string
 	calls []call
-}{
-	{"broker-api-versions", []call{
+}
+
+// toolTasks are the tasks by the names of the shell scripts (without kafka- and .sh), in the order in which they run.
+var toolTasks = []toolTask{
+	{"broker-api-versions", "", []call{
 		{class: "BrokerApiVersionsCommand", want: []string{"Produce(0): 0 to 13 [usable: 13]", "Fetch(1): 4 to 18", "ConsumerGroupHeartbeat(68)"}},
 	}},
-	{"cluster", []call{
+	{"cluster", "", []call{
 		{class: "ClusterTool cluster-id", want: []string{"Cluster ID: "}},
 		{class: "ClusterTool list-endpoints", want: []string{"unfenced", "broker"}},
 	}},
-	{"topics", []call{
+	{"topics", "", []call{
 		{class: topicTool, arguments: "--create --topic compat-tools-topics --partitions 3 --replication-factor 1 --config retention.ms=3600000", want: []string{"Created topic compat-tools-topics."}},
 		{class: topicTool, arguments: "--create --topic compat-tools-topics", want: []string{"already exists"}, fails: true},
 		{class: topicTool, arguments: "--create --if-not-exists --topic compat-tools-topics"},
@@ -71,33 +78,35 @@ var toolTasks = []struct {
 		{class: topicTool, arguments: "--alter --topic compat-tools-topics --partitions 5"},
 		{class: topicTool, arguments: "--describe --topic compat-tools-topics", want: []string{"PartitionCount: 5"}},
 	}},
-	{"configs", []call{
+	{"configs", "topics", []call{
 		{class: configTool, arguments: "--alter --entity-type topics --entity-name compat-tools-topics --add-config max.message.bytes=2000000,retention.bytes=1000", want: []string{"Completed updating config for topic compat-tools-topics."}},
 		{class: configTool, arguments: "--alter --entity-type topics --entity-name compat-tools-topics --delete-config retention.bytes", want: []string{"Completed updating"}},
 		{class: configTool, arguments: "--describe --entity-type topics --entity-name compat-tools-topics", want: []string{"max.message.bytes=2000000", "retention.ms=3600000"}},
 		{class: configTool, arguments: "--describe --all --entity-type topics --entity-name compat-tools-topics", want: []string{"retention.bytes=-1", "cleanup.policy=delete"}},
 		{class: configTool, arguments: "--describe --all --entity-type brokers --entity-name 1", want: []string{"auto.create.topics.enable=true"}},
 	}},
-	{"console-producer and -consumer", []call{
+	{"console-producer and -consumer", "", []call{
 		{class: produce, arguments: "--topic compat-tools-records --reader-property parse.key=true --reader-property key.separator=: --compression-codec zstd", stdin: lines("key-%d:value-%d", 20)},
 		{class: consume, arguments: "--topic compat-tools-records --from-beginning --max-messages 20 --formatter-property print.key=true --formatter-property print.offset=true", want: []string{"Offset:0\tkey-0\tvalue-0\n", "Offset:19\tkey-19\tvalue-19\n"}},
 		{class: produce, arguments: "--topic compat/tools/stream", stdin: lines("on a stream %d", 3)},
 		{class: consume, arguments: "--topic compat/tools/stream --from-beginning --max-messages 3", want: []string{"on a stream 0\non a stream 1\non a stream 2\n"}},
 	}},
-	{"get-offsets", []call{
+	{"get-offsets", "console-producer and -consumer", []call{
 		{class: "GetOffsetShell", arguments: "--topic compat-tools-records", want: []string{"compat-tools-records:0:20"}},
 		{class: "GetOffsetShell", arguments: "--topic compat-tools-records --time earliest", want: []string{"compat-tools-records:0:0"}},
-		{class: "GetOffsetShell", arguments: "--topic compat-tools-records --time max-timestamp", want: []string{"compat-tools-records:0:1"}}, // 10 to 19
+		{class: produce, arguments: "--topic compat-tools-times", stdin: lines("earlier", 1)},
+		{class: produce, arguments: "--topic compat-tools-times", stdin: lines("later", 1)},
+		{class: "GetOffsetShell", arguments: "--topic compat-tools-times --time max-timestamp", want: []string{"compat-tools-times:0:1"}},
 		{class: "GetOffsetShell", arguments: "--topic compat-tools-records --time 1000", want: []string{"compat-tools-records:0:0"}},
 	}},
-	{"delete-records", []call{
+	{"delete-records", "console-producer and -consumer", []call{
 		{class: "DeleteRecordsCommand", arguments: "--offset-json-file delete-records.json", want: []string{"partition: compat-tools-records-0\tlow_watermark: 7"}},
 		{class: "GetOffsetShell", arguments: "--topic compat-tools-records --time earliest", want: []string{"compat-tools-records:0:7"}},
 	}},
-	{"log-dirs", []call{
+	{"log-dirs", "console-producer and -consumer", []call{
 		{class: "LogDirsCommand", arguments: "--describe --topic-list compat-tools-records", want: []string{`"partition":"compat-tools-records-0"`, `"error":null`}},
 	}},
-	{"consumer-groups", []call{
+	{"consumer-groups", "delete-records", []call{
 		{class: consume, arguments: "--topic compat-tools-records --group compat-tools-group --from-beginning --max-messages 13", want: []string{"value-7\n", "value-19\n"}},
 		{class: groupTool, arguments: "--list", want: []string{"compat-tools-group"}},
 		{class: groupTool, arguments: "--describe --group compat-tools-group", want: []string{"no active members", "compat-tools-records 0          20              20              0"}},
@@ -108,53 +117,53 @@ var toolTasks = []struct {
 		{class: groupTool, arguments: "--delete-offsets --group compat-tools-group --topic compat-tools-records", want: []string{"Successful"}},
 		{class: groupTool, arguments: "--delete --group compat-tools-group", want: []string{"was successful"}},
 	}},
-	{"groups", []call{
+	{"groups", "console-producer and -consumer", []call{
 		{class: consume, arguments: "--topic compat-tools-records --group compat-tools-listed --from-beginning --max-messages 1"},
 		{class: "GroupsCommand --list", want: []string{"compat-tools-listed", "Classic", "consumer"}},
 	}},
-	{"features", []call{
+	{"features", "", []call{
 		{class: "FeatureCommand", arguments: "describe", want: []string{"Feature: metadata.version", "SupportedMaxVersion"}},
 	}},
-	{"reassign-partitions", []call{
+	{"reassign-partitions", "topics", []call{
 		{class: "reassign.ReassignPartitionsCommand", arguments: "--list", want: []string{"No partition reassignments found."}},
 		{class: "reassign.ReassignPartitionsCommand", arguments: "--execute --reassignment-json-file reassign.json", want: []string{"Successfully started"}},
 		{class: "reassign.ReassignPartitionsCommand", arguments: "--verify --reassignment-json-file reassign.json", want: []string{"is completed"}},
 	}},
-	{"leader-election", []call{
+	{"leader-election", "topics", []call{
 		{class: "LeaderElectionCommand", arguments: "--election-type preferred --all-topic-partitions"},
 	}},
-	{"metadata-quorum", []call{
+	{"metadata-quorum", "", []call{
 		{class: "MetadataQuorumCommand", arguments: "describe --status", want: []string{"LeaderId:               1"}},
 		{class: "MetadataQuorumCommand", arguments: "describe --replication", want: []string{"Leader"}},
 	}},
-	{"acls", []call{
+	{"acls", "", []call{
 		{class: "AclCommand", arguments: "--list", want: []string{"SecurityDisabledException"}, fails: true},
 	}},
-	{"client-metrics", []call{
+	{"client-metrics", "", []call{
 		{class: "ClientMetricsCommand", arguments: "--list"},
 	}},
-	{"transactions", []call{
+	{"transactions", "console-producer and -consumer", []call{
 		{class: "TransactionsCommand", arguments: "describe-producers --topic compat-tools-records --partition 0", want: []string{"ProducerId"}},
 	}},
-	{"producer-perf-test", []call{
+	{"producer-perf-test", "", []call{
 		{class: "ProducerPerformance", arguments: "--topic compat-tools-perf --num-records 20000 --record-size 100 --throughput -1 --command-property compression.type=lz4", want: []string{"20000 records sent"}},
 	}},
-	{"consumer-perf-test", []call{
+	{"consumer-perf-test", "producer-perf-test", []call{
 		{class: "ConsumerPerformance", arguments: "--topic compat-tools-perf --num-records 20000 --timeout 30000", want: []string{", 1.9073, ", ", 20000, "}},
 	}},
-	{"e2e-latency", []call{
+	{"e2e-latency", "", []call{
 		{class: "EndToEndLatency", arguments: "--topic compat-tools-latency --num-records 50 --producer-acks all --record-size 100", want: []string{"Avg latency:"}},
 	}},
-	{"verifiable-producer", []call{
+	{"verifiable-producer", "", []call{
 		{class: "VerifiableProducer", arguments: "--topic compat-tools-verifiable --max-messages 50 --acks -1", want: []string{`"sent":50,"acked":50`}},
 	}},
-	{"verifiable-consumer", []call{
+	{"verifiable-consumer", "verifiable-producer", []call{
 		{class: "VerifiableConsumer", arguments: "--topic compat-tools-verifiable --group-id compat-tools-verifiable --max-messages 50 --reset-policy earliest", want: []string{`"name":"records_consumed"`, `"maxOffset":49`, `"success":true`}},
 	}},
-	{"streams-application-reset", []call{
+	{"streams-application-reset", "producer-perf-test", []call{
 		{class: "StreamsResetter", arguments: "--application-id compat-tools-app --input-topics compat-tools-perf --force", want: []string{"Topic: compat-tools-perf Partition: 0 Offset: 0"}},
 	}},
-	{"topics --delete", []call{
+	{"topics --delete", "topics", []call{
 		{class: topicTool, arguments: "--delete --topic compat-tools-topics"},
 		{class: topicTool, arguments: "--describe --topic compat-tools-topics", want: []string{"does not exist"}, fails: true},
 	}},
@@ -193,15 +202,18 @@ func (t *tools) install(ctx context.Context, in *installer) error {
 
 func (t *tools) version(context.Context) (string, error) { return toolsVersion, nil }
 
-func (t *tools) run(ctx context.Context, addr, task string) outcome {
-	for _, candidate := range toolTasks {
-		if candidate.name != task {
-			continue
+func (t *tools) run(ctx context.Context, addr, name string) outcome {
+	i := slices.IndexFunc(toolTasks, func(task toolTask) bool { return task.name == name })
+	task := toolTasks[i]
+	if task.needs != "" && !t.ran[task.needs] {
+		if o := t.run(ctx, addr, task.needs); o.result != duty.OK {
+			return o
 		}
-		for _, c := range candidate.calls {
-			if text, err := t.call(ctx, addr, c); err != nil {
-				return failed(fmt.Errorf("%s %s: %w", c.class, c.arguments, err), text)
-			}
+	}
+	t.ran[name] = true
+	for _, c := range task.calls {
+		if text, err := t.call(ctx, addr, c); err != nil {
+			return failed(fmt.Errorf("%s %s: %w", c.class, c.arguments, err), text)
 		}
 	}
 	return outcome{result: duty.OK}

@@ -59,7 +59,7 @@ func (c client) Produce(ctx context.Context, topic string, o duty.ProduceOptions
 	}
 	for partition, input := range byPartition {
 		cmd := c.command(ctx, "-P", "-t", topic, "-p", fmt.Sprint(partition), "-z", o.Codec, "-Z", "-K", separator,
-			"-X", "acks=all", "-X", fmt.Sprintf("enable.idempotence=%v", o.Idempotent))
+			"-X", "acks=all", "-X", "linger.ms=50", "-X", fmt.Sprintf("enable.idempotence=%v", o.Idempotent))
 		cmd.Stdin = input
 		if output, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, output)
