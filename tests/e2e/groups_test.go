@@ -471,3 +471,33 @@ func trySend(c *harness.Conn, frame []byte, req kmsg.Request) (kmsg.Response, er
 	resp, _, err := c.Receive(req)
 	return resp, err
 }
+
+// TestGroupHugeMetadata sends metadata of 100 MB to a broker with the default memory: it
+// takes frames as large as Kafka does, and answers as Kafka does.
+func TestGroupHugeMetadata(t *testing.T) {
+	t.Parallel()
+	b := harness.Start(t, harness.Config{})
+	createTopic(t, b, groupTopic, 1)
+	m := newRawMember(t, b, "huge")
+	m.generation = -1
+	const huge = 100_000_000
+	commit := m.commitRequest(1, string(bytes.Repeat([]byte{'x'}, huge)))
+	resp, err := trySend(harness.Dial(t, b.Addr), m.c.Frame(commit), commit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustBe(t, "OffsetCommit with 100 MB of metadata", firstError(resp), kerr.OffsetMetadataTooLarge)
+
+	join := m.joinRequest()
+	join.Version = 3 // joins without a member id
+	join.Protocols[0].Metadata = make([]byte, huge)
+	resp, err = trySend(harness.Dial(t, b.Addr), m.c.Frame(join), join)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code := firstError(resp); code == nil {
+		t.Error("JoinGroup with 100 MB of metadata is answered without an error")
+	} else {
+		t.Logf("JoinGroup with 100 MB of metadata: %v", code)
+	}
+}
