@@ -1,7 +1,6 @@
 package groups
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,7 +23,9 @@ type consumerGroup struct {
 	// classic counts the members that use JoinGroup; supported counts those of them that list a protocol.
 	classic   int
 	supported map[string]int
-	// metadataBytes is the size of what members have sent.
+	// patterns are those of the members, by their expressions.
+	patterns map[string]*topicPattern
+	// metadataBytes is the size of what members have sent, and of patterns.
 	metadataBytes int
 	topics        subscribedMetadata
 	// adopted tells that rows of members of an earlier life of the group may be there. The next write removes them.
@@ -58,9 +59,9 @@ type consumerMember struct {
 	rebalanceTimeout                             time.Duration
 	// topics subscribed to by name, sorted and distinct.
 	topics []string
-	// regex subscribes to all topics whose whole name it matches. pattern is nil if it is "".
+	// regex subscribes to all topics whose whole name it matches. pattern is nil if it is "", or cannot be used.
 	regex   string
-	pattern *regexp.Regexp
+	pattern *topicPattern
 	// assignor that the member would like; "" for any.
 	assignor string
 	// classic is nil unless the member uses JoinGroup.
@@ -92,7 +93,8 @@ type classicMember struct {
 func newConsumerGroup(epoch int32) *consumerGroup {
 	return &consumerGroup{
 		epoch: epoch, members: map[string]*consumerMember{}, static: map[string]string{},
-		owners: map[topicPartition]owner{}, supported: map[string]int{}, adopted: true,
+		owners: map[topicPartition]owner{}, supported: map[string]int{},
+		patterns: map[string]*topicPattern{}, adopted: true,
 	}
 }
 
@@ -111,6 +113,7 @@ func (m *consumerMember) size() int {
 // count adds a member to the sums that the group keeps, or takes it out.
 func (cg *consumerGroup) count(m *consumerMember, n int) {
 	cg.metadataBytes += n * m.size()
+	cg.countPattern(m.regex, m.pattern, n)
 	if m.classic == nil {
 		return
 	}

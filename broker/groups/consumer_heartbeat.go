@@ -1,7 +1,6 @@
 package groups
 
 import (
-	"regexp"
 	"slices"
 	"time"
 
@@ -73,7 +72,7 @@ func (c *Coordinator) ConsumerHeartbeat(r *ConsumerHeartbeatRequest) *Pending[Co
 	if err := c.checkConsumerHeartbeat(r); err != nil {
 		return fail(err)
 	}
-	pattern, kerr := compileRegex(deref(r.Regex))
+	pattern, kerr := parsePattern(deref(r.Regex))
 	if kerr != nil {
 		return fail(kerr)
 	}
@@ -148,7 +147,7 @@ const maxMemberID = 1<<15 - 1
 type beat struct {
 	g       *group
 	r       *ConsumerHeartbeatRequest
-	pattern *regexp.Regexp
+	pattern *topicPattern
 	// owned is what the member says it holds, nil if it says nothing.
 	owned *assignment
 	// m is the member, once it is known.
@@ -300,11 +299,12 @@ func (b *beat) checkEpoch() *kafkaproto.Error {
 
 // fits tells whether the group has room for what the request brings.
 func (b *beat) fits() bool {
-	size := b.g.consumer.metadataBytes + len(deref(b.r.Regex)) + len(b.r.MemberID) + len(b.r.ClientID)
+	cg, regex := b.g.consumer, deref(b.r.Regex)
+	size := cg.metadataBytes + len(regex) + cg.patternBytes(regex, b.pattern) + len(b.r.MemberID) + len(b.r.ClientID)
 	for _, t := range b.r.Topics {
 		size += len(t)
 	}
-	if m := b.g.consumer.members[b.r.MemberID]; m != nil {
+	if m := cg.members[b.r.MemberID]; m != nil {
 		size -= m.size()
 	}
 	return size <= maxGroupMetadata
@@ -327,7 +327,7 @@ func (b *beat) update() bool {
 		m.topics = sortedNames(r.Topics)
 	}
 	if r.Regex != nil {
-		m.regex, m.pattern = *r.Regex, b.pattern
+		g.consumer.setRegex(m, *r.Regex, b.pattern)
 	}
 	if r.Assignor != nil {
 		m.assignor = *r.Assignor

@@ -134,7 +134,7 @@ func appendAssignment(b []byte, a assignment) []byte {
 	return b
 }
 
-// decodeMember is the inverse of encode. The error wraps errBadRow.
+// decodeMember is the inverse of encode, but for the pattern, which restore makes. The error wraps errBadRow.
 func decodeMember(id string, b []byte) (*consumerMember, error) {
 	if err := checkVersion(b, memberRowVersion); err != nil {
 		return nil, err
@@ -165,11 +165,6 @@ func decodeMember(id string, b []byte) (*consumerMember, error) {
 	if d.bad || len(d.b) > 0 || m.state > unreleased || m.epoch < staticLeave {
 		return nil, fmt.Errorf("%w: it is cut short or its values make no sense", errBadRow)
 	}
-	pattern, kerr := compileRegex(m.regex)
-	if kerr != nil {
-		return nil, fmt.Errorf("%w: regular expression: %v", errBadRow, kerr)
-	}
-	m.pattern = pattern
 	return m, nil
 }
 
@@ -252,6 +247,8 @@ func (cg *consumerGroup) restore(m *consumerMember) error {
 		cg.static[m.instanceID] = m.id
 	}
 	cg.members[m.id] = m
+	pattern, _ := parsePattern(m.regex) // one that another release has let pass matches nothing
+	cg.setRegex(m, m.regex, pattern)
 	cg.count(m, 1)
 	return nil
 }

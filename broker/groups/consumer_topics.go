@@ -4,13 +4,10 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 	"maps"
-	"regexp"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/brookletmq/brooklet/kafkaproto"
 )
 
 // Times between two looks at the topics, on occasion of a heartbeat.
@@ -21,9 +18,6 @@ const (
 	// maxTopicRefresh is the most, because not all topics show in Topics.Version.
 	maxTopicRefresh = 10 * time.Second
 )
-
-// maxRegex is the longest regular expression in bytes. One takes time and memory in proportion.
-const maxRegex = 16 << 10
 
 // subscribedMetadata is what a group knows of the topics that its members subscribe to.
 type subscribedMetadata struct {
@@ -37,24 +31,6 @@ type subscribedMetadata struct {
 	// version is Topics.Version before the last look, which was at looked.
 	version uint64
 	looked  time.Time
-}
-
-// compileRegex compiles an expression that must match the whole name of a topic. The error is for clients.
-func compileRegex(expr string) (*regexp.Regexp, *kafkaproto.Error) {
-	if expr == "" {
-		return nil, nil
-	}
-	if len(expr) > maxRegex {
-		return nil, kafkaproto.ErrInvalidRegularExpression.WithMessage("the regular expression is %d bytes long, at most %d are allowed", len(expr), maxRegex)
-	}
-	if _, err := regexp.Compile(expr); err != nil { // on its own, or ")(" would do
-		return nil, kafkaproto.ErrInvalidRegularExpression.WithMessage("%v", err)
-	}
-	pattern, err := regexp.Compile(`\A(?:` + expr + `)\z`)
-	if err != nil {
-		return nil, kafkaproto.ErrInvalidRegularExpression.WithMessage("%v", err)
-	}
-	return pattern, nil
 }
 
 // refreshTopics looks at the topics if that is due, and starts a rebalance if those that the members read have changed. In
@@ -112,7 +88,7 @@ func (g *group) subscribedNames(matches map[string][]string) map[string]bool {
 		}
 		matched := []string{}
 		for _, t := range g.c.topics.Names() {
-			if m.pattern.MatchString(t) {
+			if m.pattern.compiled.MatchString(t) {
 				matched = append(matched, t)
 				names[t] = true
 			}
