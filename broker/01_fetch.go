@@ -58,6 +58,8 @@ const (
 	minColdRead = 1 << 20
 
 	isolationReadCommitted = 1
+
+	zstdFetchFrom = 10 // first version whose clients know zstd (KIP-110)
 )
 
 // fetcher is what all fetches share.
@@ -506,11 +508,7 @@ func (f *fetch) readAtHand(p *fetchPartition, limit int) (read streamstore.ReadR
 		read, err := f.b.store.Read(noWait, p.stream, f.position(p), f.readOptions(limit))
 		switch {
 		case err == nil:
-			kerr = f.checkCodec(read)
-			if kerr != nil {
-				read = streamstore.ReadResult{}
-			}
-			return read, kerr, false
+			return read, nil, false
 		case errors.Is(err, noWait.Err()):
 			return streamstore.ReadResult{}, nil, true
 		case errors.Is(err, streamstore.ErrNoStream) && again:
@@ -529,14 +527,6 @@ func (f *fetch) readOptions(limit int) streamstore.ReadOptions {
 func (f *fetch) lose(p *fetchPartition) {
 	f.s.detach(p)
 	f.withdraw(p)
-}
-
-// checkCodec refuses zstd to clients of a time before it.
-func (f *fetch) checkCodec(read streamstore.ReadResult) *kafkaproto.Error {
-	if f.req.Version < 10 && holdsZstd(read.Chunks) {
-		return errZstdTooNew
-	}
-	return nil
 }
 
 // startCold reads p from the bucket, up to limit bytes, which are reserved. The read lands in f.cold.landed.
@@ -580,12 +570,7 @@ func (f *fetch) land(c coldRead) {
 		f.memory.settle(c.read.Bytes, 0)
 		f.stop(c.p)
 	case c.err == nil:
-		kerr := f.checkCodec(c.read)
-		if kerr != nil {
-			f.memory.settle(c.read.Bytes, 0)
-			c.read = streamstore.ReadResult{}
-		}
-		f.accept(c.p, c.read, kerr, false)
+		f.accept(c.p, c.read, nil, false)
 	case errors.Is(c.err, streamstore.ErrNoStream):
 		f.lose(c.p)
 		f.s.queue.push(c.p)
@@ -632,7 +617,22 @@ func (f *fetch) locate(p *fetchPartition) *kafkaproto.Error {
 			return partitionError(err, f.s.usesTopicIDs)
 		}
 	}
+	if f.req.Version < zstdFetchFrom {
+		if kerr := f.checkCodec(p); kerr != nil {
+			return kerr
+		}
+	}
 	return checkLeaderEpoch(p.leaderEpoch)
+}
+
+// checkCodec refuses topics that are configured to hold zstd to clients of a time before it. Batches that producers
+// compressed with zstd by themselves are served to all, as Kafka does: some clients of that time can read them.
+func (f *fetch) checkCodec(p *fetchPartition) *kafkaproto.Error {
+	t, kerr := f.b.lookupTopic(p.name, p.id, f.s.usesTopicIDs)
+	if kerr == nil && t.config.value("compression.type") == "zstd" {
+		return errZstdTooNew
+	}
+	return kerr
 }
 
 // lookupTopic finds a topic that a request names by id or by name.
@@ -693,23 +693,6 @@ func checkLeaderEpoch(known int32) *kafkaproto.Error {
 	default:
 		return errUnknownEpoch
 	}
-}
-
-// holdsZstd looks at the headers of batches back to back.
-func holdsZstd(chunks [][]byte) bool {
-	for _, chunk := range chunks {
-		for len(chunk) > 0 {
-			batch, rest, err := kafkaproto.NextBatch(chunk)
-			if err != nil {
-				return false
-			}
-			if batch.Codec() == kafkaproto.CodecZstd {
-				return true
-			}
-			chunk = rest
-		}
-	}
-	return false
 }
 
 // reply ends the fetch: it fills the response and leaves the session as the next request will find it.

@@ -119,13 +119,17 @@ func TestFetchLeaderEpoch(t *testing.T) {
 }
 
 // KIP-110: a client that speaks an older version cannot know the codec.
+// As in Kafka, the topic's configuration decides: clients of that time exist that produce zstd and read it.
 func TestFetchZstdNeedsV10(t *testing.T) {
 	d := newDataBroker(t, nil)
 	d.createTopic("orders", 1)
-	d.produce(at{topic: "orders"}, makeBatch(t, kafkaproto.BatchOptions{Codec: kafkaproto.CodecZstd}, valuesAt(time.Now(), 10, 100)...))
-	for version, code := range map[int16]int16{9: kerr.UnsupportedCompressionType.Code, 10: 0} {
-		resp := call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 0)), version)
-		wantEqual(t, code, resp.Topics[0].Partitions[0].ErrorCode, "v%d", version)
+	d.createTopic("configured", 1, "compression.type", "zstd")
+	for topic, old := range map[string]int16{"orders": 0, "configured": kerr.UnsupportedCompressionType.Code} {
+		d.produce(at{topic: topic}, makeBatch(t, kafkaproto.BatchOptions{Codec: kafkaproto.CodecZstd}, valuesAt(time.Now(), 10, 100)...))
+		for version, code := range map[int16]int16{4: old, 9: old, 10: 0} {
+			resp := call[*kmsg.FetchResponse](d, fetchRequest(from(topic, 0, 0)), version)
+			wantEqual(t, code, resp.Topics[0].Partitions[0].ErrorCode, "%s v%d", topic, version)
+		}
 	}
 }
 
