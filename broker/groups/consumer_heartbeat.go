@@ -63,7 +63,7 @@ const (
 // The first join makes the group; a classic group of consumers becomes one of this kind, and its members go on with
 // JoinGroup. Errors: INVALID_REQUEST, UNSUPPORTED_ASSIGNOR, INVALID_REGULAR_EXPRESSION, GROUP_MAX_SIZE_REACHED,
 // GROUP_ID_NOT_FOUND if the group is a classic one that cannot be converted, UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH,
-// UNRELEASED_INSTANCE_ID, FENCED_INSTANCE_ID, NOT_COORDINATOR for a join when the coordinator drains, and those of the
+// UNRELEASED_INSTANCE_ID, FENCED_INSTANCE_ID, COORDINATOR_NOT_AVAILABLE if topics cannot be read, NOT_COORDINATOR for a join when the coordinator drains, and those of the
 // storage.
 func (c *Coordinator) ConsumerHeartbeat(r *ConsumerHeartbeatRequest) *Pending[ConsumerHeartbeatResult] {
 	fail := func(err *kafkaproto.Error) *Pending[ConsumerHeartbeatResult] {
@@ -175,7 +175,11 @@ func (b *beat) heartbeat() *kafkaproto.Error {
 	} else {
 		g.refreshTopics()
 	}
-	g.updateTarget()
+	if err := g.updateTarget(); err != nil && g.consumer.targetEpoch == 0 {
+		g.dropConsumer(m) // there never was a target, so no epoch that it could be told
+		g.updateConsumerState()
+		return kafkaproto.ErrCoordinatorNotAvailable.WithMessage("The topics cannot be read now.")
+	}
 	if g.reconcile(m, b.owned) {
 		g.updateConsumerState()
 	}

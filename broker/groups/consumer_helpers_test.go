@@ -22,6 +22,7 @@ func (t *topicTable) Topic(name string) (Topic, bool, error) {
 func (t *topicTable) Names() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.listed++
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(t.ids)), isStream)
 }
 

@@ -42,14 +42,14 @@ func (g *group) refreshTopics() {
 	if cg.topics.byName != nil && (fresh || cg.epoch != cg.targetEpoch) {
 		return
 	}
-	if g.lookAtTopics() {
+	if changed, err := g.lookAtTopics(); err == nil && changed {
 		g.bumpEpoch("topics were created, deleted or changed")
 	}
 }
 
 // lookAtTopics brings what is known of the topics up to date, and returns whether it has changed. If topics cannot be
-// read, all stays as it is until the next look.
-func (g *group) lookAtTopics() bool {
+// read, all stays as it is until the next look; after a restart that is nothing.
+func (g *group) lookAtTopics() (changed bool, err error) {
 	md := &g.consumer.topics
 	next := subscribedMetadata{
 		byName: map[string]Topic{}, names: map[[16]byte]string{}, matches: map[string][]string{},
@@ -60,17 +60,17 @@ func (g *group) lookAtTopics() bool {
 		if err != nil {
 			g.c.log.Warn("topics of a consumer group cannot be read", zap.String("group", g.name), zap.String("topic", name), zap.Error(err))
 			md.looked = next.looked
-			return false
+			return false, err
 		}
 		if ok {
 			next.byName[name], next.names[t.ID] = t, name
 		}
 	}
 	next.hash = hashTopics(next.byName)
-	changed := next.hash != md.hash
+	changed = next.hash != md.hash
 	*md = next
 	g.headChanged = g.headChanged || changed
-	return changed
+	return changed, nil
 }
 
 // subscribedNames returns the topics that members read, and fills matches.
@@ -123,13 +123,16 @@ func (md *subscribedMetadata) reads(m *consumerMember, fn func(name string, t To
 	}
 }
 
-// updateTarget computes the members' targets if the group has a new epoch (Kafka: TargetAssignmentBuilder).
-func (g *group) updateTarget() {
+// updateTarget computes the members' targets if the group has a new epoch (Kafka: TargetAssignmentBuilder). If topics
+// cannot be read the group stays Assigning, and the next heartbeat tries again.
+func (g *group) updateTarget() error {
 	cg := g.consumer
 	if cg.epoch == cg.targetEpoch {
-		return
+		return nil
 	}
-	g.lookAtTopics()
+	if _, err := g.lookAtTopics(); err != nil {
+		return err
+	}
 	in := &assignorInput{partitions: map[[16]byte]int32{}}
 	members := cg.inOrder()
 	for _, m := range members {
@@ -145,6 +148,7 @@ func (g *group) updateTarget() {
 	cg.targetEpoch = cg.epoch
 	g.headChanged = true
 	g.updateConsumerState()
+	return nil
 }
 
 // topicsOf returns the ids of the topics that a member reads, sorted, and notes how many partitions they have.

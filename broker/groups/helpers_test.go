@@ -90,13 +90,25 @@ func (m *memory) keys() []string {
 
 // topicTable is a Topics. A topic that it does not have does not exist.
 type topicTable struct {
-	mu  sync.Mutex
-	ids map[string]byte
+	mu   sync.Mutex
+	ids  map[string]byte
+	fail error // of TopicID and Topic
+	// listed counts Names calls.
+	listed int
+}
+
+func (t *topicTable) failWith(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.fail = err
 }
 
 func (t *topicTable) TopicID(name string) (id [16]byte, ok bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.fail != nil {
+		return id, false, t.fail
+	}
 	n, ok := t.ids[name]
 	return [16]byte{n}, ok, nil
 }

@@ -90,7 +90,7 @@ func (g *group) upgrade() *kafkaproto.Error {
 	if rebalancing {
 		g.adoptOwned(members, subscriptions)
 	}
-	g.lookAtTopics()
+	_, _ = g.lookAtTopics() // logged; the next heartbeat tries again
 	g.updateConsumerState()
 	g.c.log.Info("classic group becomes a consumer group", zap.String("group", g.name), zap.Int("members", len(members)))
 	return nil
@@ -300,7 +300,7 @@ func (g *group) joinClassic(m *consumerMember, r *JoinRequest, s *clientSubscrip
 	if changed {
 		g.bumpEpoch("a member joined or changed its subscription")
 	}
-	g.updateTarget()
+	_ = g.updateTarget() // logged; the member goes on with the target that it has
 	owned := g.partitionsOf(s.owned)
 	g.reconcile(m, &owned)
 	g.updateConsumerState()
@@ -385,6 +385,9 @@ func (g *group) syncConsumer(r *SyncRequest) SyncResult {
 	case g.consumer.epoch > m.epoch && m.state != unrevoked:
 		g.awaitJoin(m)
 		return SyncResult{Err: kafkaproto.ErrRebalanceInProgress}
+	}
+	if g.consumer.topics.byName == nil {
+		return SyncResult{Err: kafkaproto.ErrCoordinatorNotAvailable} // topics without names would be missing
 	}
 	m.sync.stop()
 	g.keepConsumerAlive(m)
