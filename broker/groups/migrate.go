@@ -71,11 +71,12 @@ func (g *group) upgrade() *kafkaproto.Error {
 		return refuse("it has too many members")
 	}
 	members := g.inOrder()
-	subscriptions := make([]clientSubscription, len(members))
+	adopted := make([]adoption, len(members))
 	for i, m := range members {
-		var err error
-		if subscriptions[i], err = parseSubscription(m.ownMetadata(g.protocol)); err != nil {
-			return refuse("the metadata of member " + m.id + " cannot be read")
+		if why, err := g.readMember(m, &adopted[i]); err != nil {
+			return err
+		} else if why != "" {
+			return refuse(why)
 		}
 	}
 	cg := newConsumerGroup(g.generation)
@@ -85,10 +86,10 @@ func (g *group) upgrade() *kafkaproto.Error {
 	g.forgetClassic()
 	g.consumer, g.headChanged, g.stored, g.unsaved = cg, true, true, false
 	for i, m := range members {
-		g.adopt(m, &subscriptions[i])
+		g.adopt(m, &adopted[i])
 	}
 	if rebalancing {
-		g.adoptOwned(members, subscriptions)
+		g.adoptOwned(members, adopted)
 	}
 	_, _ = g.lookAtTopics() // logged; the next heartbeat tries again
 	g.updateConsumerState()
@@ -104,12 +105,37 @@ func (m *member) ownMetadata(protocol string) []byte {
 	return m.protocols[0].Metadata
 }
 
+// adoption is what a classic member has told of itself: all that must be known before its group becomes a consumer group.
+type adoption struct {
+	subscription clientSubscription
+	// assigned is what the leader has assigned to it, owned what it said it holds when it joined.
+	assigned, owned assignment
+}
+
+// readMember fills in what a member has told of itself, or returns why it cannot be used. What cannot be read is not taken
+// for nothing: the member would go on with partitions that others are given. The error is for clients.
+func (g *group) readMember(m *member, a *adoption) (why string, err *kafkaproto.Error) {
+	var bad error
+	if a.subscription, bad = parseSubscription(m.ownMetadata(g.protocol)); bad != nil {
+		return "the metadata of member " + m.id + " cannot be read", nil
+	}
+	assigned, bad := parseAssignment(m.assignment)
+	if bad != nil {
+		return "the assignment of member " + m.id + " cannot be read", nil
+	}
+	if a.assigned, err = g.partitionsOf(assigned); err != nil {
+		return "", err
+	}
+	a.owned, err = g.partitionsOf(a.subscription.owned)
+	return "", err
+}
+
 // adopt makes a classic member one of a consumer group. A partition that the leader has given to two is the first one's.
-func (g *group) adopt(m *member, s *clientSubscription) {
-	held := g.assignmentOf(m.assignment).filter(g.consumer.free)
+func (g *group) adopt(m *member, a *adoption) {
+	held := a.assigned.filter(g.consumer.free)
 	c := &consumerMember{
-		id: m.id, instanceID: m.instanceID, clientID: m.clientID, clientHost: m.clientHost, rackID: s.rack,
-		rebalanceTimeout: m.rebalanceTimeout, topics: sortedNames(s.topics),
+		id: m.id, instanceID: m.instanceID, clientID: m.clientID, clientHost: m.clientHost, rackID: a.subscription.rack,
+		rebalanceTimeout: m.rebalanceTimeout, topics: sortedNames(a.subscription.topics),
 		epoch: g.generation, previousEpoch: g.generation, target: held,
 		classic: &classicMember{m.sessionTimeout, m.protocols},
 	}
@@ -120,10 +146,10 @@ func (g *group) adopt(m *member, s *clientSubscription) {
 
 // adoptOwned leaves members what they said they hold when they joined the rebalance that is under way: members that
 // rebalance cooperatively hold on to it, and it is not in their assignments any more once the leader is to assign anew.
-func (g *group) adoptOwned(members []*member, subscriptions []clientSubscription) {
+func (g *group) adoptOwned(members []*member, adopted []adoption) {
 	for i, m := range members {
 		c := g.consumer.members[m.id]
-		c.target = c.assigned.union(g.partitionsOf(subscriptions[i].owned).filter(g.consumer.free))
+		c.target = c.assigned.union(adopted[i].owned.filter(g.consumer.free))
 		g.consumer.own(c, c.target, nil)
 	}
 }
@@ -131,21 +157,17 @@ func (g *group) adoptOwned(members []*member, subscriptions []clientSubscription
 // free tells whether nobody holds a partition.
 func (cg *consumerGroup) free(p topicPartition) bool { return cg.owners[p].member == nil }
 
-// assignmentOf reads what the leader has assigned to a member. What cannot be read is nothing.
-func (g *group) assignmentOf(b []byte) assignment {
-	topics, err := parseAssignment(b)
-	if err != nil {
-		return nil
-	}
-	return g.partitionsOf(topics)
-}
-
-// partitionsOf finds the partitions of topics named by clients. Those that do not exist are left out.
-func (g *group) partitionsOf(topics []namedPartitions) assignment {
+// partitionsOf finds the partitions of topics named by clients. Those that do not exist are left out. The error is for
+// clients.
+func (g *group) partitionsOf(topics []namedPartitions) (assignment, *kafkaproto.Error) {
 	var all []topicPartition
 	for _, named := range topics {
 		t, ok, err := g.c.topics.Topic(named.topic)
-		if err != nil || !ok {
+		if err != nil {
+			g.c.log.Warn("a topic that a member holds cannot be read", zap.String("group", g.name), zap.String("topic", named.topic), zap.Error(err))
+			return nil, kafkaproto.ErrCoordinatorNotAvailable
+		}
+		if !ok {
 			continue
 		}
 		for _, p := range named.partitions {
@@ -154,7 +176,7 @@ func (g *group) partitionsOf(topics []namedPartitions) assignment {
 			}
 		}
 	}
-	return newAssignment(all)
+	return newAssignment(all), nil
 }
 
 // forgetClassic drops all that the group knows as a classic one. Nothing waits any more.
@@ -234,13 +256,17 @@ func (g *group) joinConsumer(r *JoinRequest) *Pending[JoinResult] {
 	if err != nil {
 		return fail(kafkaproto.ErrInconsistentGroupProtocol)
 	}
+	owned, kerr := g.partitionsOf(s.owned)
+	if kerr != nil {
+		return fail(kerr)
+	}
 	if r.MemberID == "" && known {
 		if p := g.downgradeFor(cg.members[static], r); p != nil {
 			return p
 		}
 		m = g.replaceConsumer(cg.members[static], newMemberID(r.InstanceID))
 	}
-	return g.joinClassic(m, r, &s)
+	return g.joinClassic(m, r, &s, owned)
 }
 
 // downgradeFor makes the group a classic one if old is the last member that does not use JoinGroup, and r takes its place.
@@ -273,8 +299,8 @@ func (cg *consumerGroup) supports(protocolType string, protocols []Protocol) boo
 	return false
 }
 
-// joinClassic lets a member that uses JoinGroup join or rejoin; m is nil for a new one.
-func (g *group) joinClassic(m *consumerMember, r *JoinRequest, s *clientSubscription) *Pending[JoinResult] {
+// joinClassic lets a member that uses JoinGroup join or rejoin; m is nil for a new one. owned is what it says it holds.
+func (g *group) joinClassic(m *consumerMember, r *JoinRequest, s *clientSubscription, owned assignment) *Pending[JoinResult] {
 	cg := g.consumer
 	added := m == nil
 	if added {
@@ -301,7 +327,6 @@ func (g *group) joinClassic(m *consumerMember, r *JoinRequest, s *clientSubscrip
 		g.bumpEpoch("a member joined or changed its subscription")
 	}
 	_ = g.updateTarget() // logged; the member goes on with the target that it has
-	owned := g.partitionsOf(s.owned)
 	g.reconcile(m, &owned)
 	g.updateConsumerState()
 	m.join.stop()
