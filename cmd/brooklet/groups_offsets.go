@@ -111,10 +111,11 @@ type topicSpec struct {
 	partitions []int32 // nil: all
 }
 
-// parseTopicSpec reads NAME or NAME:0,2. A colon that no list of partitions follows belongs to the name.
+// parseTopicSpec reads NAME or NAME:0,2. Names of streams may end like a list of partitions, and streams have one
+// partition: in a name with a slash, the colon belongs to the name. So does one that no list of partitions follows.
 func parseTopicSpec(text string) topicSpec {
 	at := strings.LastIndexByte(text, ':')
-	if at < 0 {
+	if at < 0 || strings.Contains(text, "/") {
 		return topicSpec{topic: text}
 	}
 	var partitions []int32
@@ -243,7 +244,7 @@ func resetOffsetsCommand() *cli.Command {
 }
 
 func topicFlag() cli.Flag {
-	return &cli.StringSliceFlag{Name: "topic", Aliases: []string{"t"}, Usage: "only this topic or stream, or these partitions of it, `NAME[:PARTITION,...]`; may be given many times"}
+	return &cli.StringSliceFlag{Name: "topic", Aliases: []string{"t"}, Usage: "only this topic or stream, or these partitions of the topic, `NAME[:PARTITION,...]`; in names of streams, colons have no meaning; may be given many times"}
 }
 
 // oneGroup returns the argument of commands for one group.
@@ -293,20 +294,23 @@ func resetOffsets(s *session) error {
 }
 
 // checkNoMembers makes sure that nobody commits offsets besides the command. A group that does not exist is made by
-// its first offset.
+// its first offset. Members that join later make the broker refuse the commit.
 func checkNoMembers(ctx context.Context, admin *kadm.Client, group string) error {
-	described, err := admin.DescribeGroups(ctx, group)
+	found, err := findGroups(ctx, admin, group)
 	if err != nil {
 		return err
 	}
-	d := described[group]
-	switch {
-	case errors.Is(d.Err, kerr.GroupIDNotFound), d.Err == nil && (d.State == groupEmpty || d.State == groupDead):
-		return nil
-	case d.Err != nil:
-		return brokerError(groupNamed(group), d.Err, d.ErrMessage)
+	for i := range found {
+		g := &found[i]
+		switch {
+		case !g.exists():
+		case g.err != nil:
+			return brokerError(groupNamed(group), g.err, g.errMessage)
+		case g.State != groupEmpty && g.State != groupDead:
+			return fmt.Errorf("%s is in use (state %s, %d members): stop its consumers first", groupNamed(group), g.State, len(g.Members))
+		}
 	}
-	return fmt.Errorf("%s is in use (state %s, %d members): stop its consumers first", groupNamed(group), d.State, len(d.Members))
+	return nil
 }
 
 // planReset decides where each offset goes.
@@ -376,6 +380,9 @@ func (s *session) commit(reset offsetReset) error {
 	}
 	var errs []error
 	for _, o := range done.Sorted() {
+		if errors.Is(o.Err, kerr.UnknownMemberID) { // only members may commit as long as there are any
+			return fmt.Errorf("%s is in use: stop its consumers first", groupNamed(reset.Group))
+		}
 		if o.Err != nil {
 			errs = append(errs, brokerError(place{topic: o.Topic, partition: o.Partition}.name(), o.Err, ""))
 		}

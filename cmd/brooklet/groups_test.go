@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -30,6 +32,7 @@ billing  Empty  classic  -
 	c.want(`
 group        billing
 state        Empty
+type         classic
 protocol     -
 coordinator  3
 lag          5
@@ -102,8 +105,11 @@ orders  1          -          0
   {
     "name": "billing",
     "state": "Empty",
+    "type": "classic",
     "protocol_type": "",
     "protocol": "",
+    "epoch": null,
+    "assignment_epoch": null,
     "coordinator": 3,
     "total_lag": 4,
     "members": [],
@@ -155,6 +161,7 @@ func TestGroupsInUse(t *testing.T) {
 	c.want(`
 group        billing
 state        Stable
+type         classic
 protocol     consumer cooperative-sticky
 coordinator  3
 lag          0
@@ -170,6 +177,7 @@ orders  1          -          0    0    i1-00000000-0000-0000-0000-000000000000
 	if err != nil || !strings.Contains(out, `        "instance_id": "i1",
         "client_id": "reader",
         "host": "127.0.0.1",
+        "epoch": null,
         "assigned": [
           {
             "topic": "orders",
@@ -190,6 +198,170 @@ Nothing was moved: add --execute to do it.
 	c.wantError(exitFailure, "stop its consumers first", "groups", "reset-offsets", "billing", "--to-earliest", "--execute")
 	c.wantError(exitFailure, `group "billing" has members: stop them first`, "groups", "delete", "billing")
 	c.wantError(exitFailure, "GROUP_SUBSCRIBED_TO_TOPIC", "groups", "delete-offsets", "billing", "--topic", "orders:0")
+	c.wantCommitRefused("billing", "orders")
+}
+
+// wantCommitRefused checks what the commit of reset-offsets says if a member has joined since the group was looked up.
+func (c *cluster) wantCommitRefused(group, topic string) {
+	c.t.Helper()
+	s := &session{ctx: c.t.Context(), admin: kadm.NewClient(newClient(c.t, c.address))}
+	err := s.commit(offsetReset{Group: group, Partitions: []movedOffset{{Topic: topic}, {Topic: topic, Partition: 1}}})
+	checkError(c.t, err, exitFailure, fmt.Sprintf("group %q is in use: stop its consumers first", group), []string{"commit"})
+	if err != nil && strings.Contains(err.Error(), "\n") {
+		c.t.Errorf("once for each partition: %v", err)
+	}
+}
+
+// A group whose partitions the broker assigns is described like others, and protected like others while it is in use.
+func TestConsumerGroupsInUse(t *testing.T) {
+	c := startCluster(t)
+	c.want("topic \"orders\" created\n", "topics", "create", "orders", "-p", "2")
+	c.produce("orders", 0, "a", "b")
+	c.commit("audit", "orders", 2)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	member := newClient(t, c.address, kgo.ConsumeTopics("orders"), kgo.ConsumerGroup("billing"), kgo.ClientID("reader"),
+		kgo.Balancers(kgo.CooperativeStickyBalancer()), kgo.ServerSideBalancer(),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.DisableAutoCommit())
+	fetches := member.PollFetches(ctx)
+	if err := fetches.Err(); err != nil || fetches.NumRecords() != 2 {
+		t.Fatal(fetches.NumRecords(), err)
+	}
+	if err := member.CommitRecords(ctx, fetches.Records()[0]); err != nil {
+		t.Fatal(err)
+	}
+
+	memberID, _ := member.GroupMetadata()
+	out, err := c.run("groups", "describe", "billing", "audit")
+	if want := strings.ReplaceAll(strings.TrimPrefix(`
+group        audit
+state        Empty
+type         classic
+protocol     -
+coordinator  3
+lag          0
+
+TOPIC   PARTITION  COMMITTED  END  LAG  MEMBER
+orders  0          2          2    0    -
+orders  1          -          0    0    -
+
+group        billing
+state        Stable
+type         consumer
+protocol     consumer uniform
+epoch        1
+coordinator  3
+lag          1
+
+MEMBER  INSTANCE  CLIENT  HOST  PARTITIONS
+<member>  -  reader  127.0.0.1  2
+
+TOPIC   PARTITION  COMMITTED  END  LAG  MEMBER
+orders  0          1          2    1    <member>
+orders  1          -          0    0    <member>
+`, "\n"), "<member>", memberID); err != nil || !slices.Equal(strings.Fields(out), strings.Fields(want)) {
+		t.Errorf("%s %v\nwant\n%s", out, err, want)
+	}
+	out, err = c.run("groups", "describe", "billing", "--output", "json")
+	for _, want := range []string{
+		`"type": "consumer"`, `"protocol_type": "consumer"`, `"epoch": 1,`, `"assignment_epoch": 1,`, `"total_lag": 1,`, `"client_id": "reader"`,
+	} {
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%s %v lacks %s", out, err, want)
+		}
+	}
+	c.wantError(exitFailure, `group "billing" is in use (state Stable, 1 members): stop its consumers first`,
+		"groups", "reset-offsets", "billing", "--to-earliest", "--execute")
+	c.wantCommitRefused("billing", "orders")
+	c.wantError(exitFailure, `group "billing" has members: stop them first`, "groups", "delete", "billing")
+	c.wantError(exitFailure, "2 errors:\n  group \"nobody\" does not exist\n  group \"somebody\" does not exist", "groups", "describe", "somebody", "billing", "nobody")
+
+	if err := member.LeaveGroupContext(ctx); err != nil {
+		t.Fatal(err)
+	}
+	out, err = c.run("groups", "describe", "billing")
+	if want := `
+group        billing
+state        Empty
+type         consumer
+protocol     consumer uniform
+epoch        2
+coordinator  3
+lag          1
+
+TOPIC   PARTITION  COMMITTED  END  LAG  MEMBER
+orders  0          1          2    1    -
+orders  1          -          0    0    -
+`; err != nil || out != want[1:] {
+		t.Errorf("%s %v\nwant\n%s", out, err, want)
+	}
+	c.want("TOPIC   PARTITION  COMMITTED  NEW\norders  0          1          2\n",
+		"groups", "reset-offsets", "billing", "--to-latest", "--execute")
+	c.want("group \"billing\" deleted\n", "groups", "delete", "billing")
+}
+
+// Lag that is not known is not taken for none.
+func TestUnknownLag(t *testing.T) {
+	offset := func(at int64) kadm.OffsetResponse { return kadm.OffsetResponse{Offset: kadm.Offset{At: at}} }
+	bound := func(at int64) kadm.ListedOffset { return kadm.ListedOffset{Offset: at} }
+	g := foundGroup{groupDescription: groupDescription{Name: "billing"}, subscribed: []string{"fresh"}}
+	g.addPartitions(groupOffsets{
+		committed: kadm.FetchOffsetsResponses{"billing": {Fetched: kadm.OffsetResponses{
+			"orders": {0: offset(3), 1: offset(3), 2: {Err: kerr.UnstableOffsetCommit}, 3: offset(9)},
+			"gone":   {0: offset(1)},
+		}}},
+		starts: kadm.ListedOffsets{"orders": {0: {Err: kerr.NotLeaderForPartition}, 2: bound(0), 3: bound(0)}, "fresh": {0: bound(2), 1: {Err: kerr.NotLeaderForPartition}}},
+		ends: kadm.ListedOffsets{"orders": {0: bound(5), 2: bound(5), 3: bound(5)}, "fresh": {0: bound(6), 1: bound(6)},
+			"gone": {-1: {Partition: -1, Err: kerr.UnknownTopicOrPartition}}},
+	})
+	var out strings.Builder
+	if err := (output{w: &out}).print(nil, g.tables()...); err != nil {
+		t.Fatal(err)
+	}
+	g.noteErrors(output{w: &out})
+	if want := `
+lag          ? (incomplete: 6 without the partitions of unknown lag, 4 of 7)
+
+TOPIC   PARTITION  COMMITTED  END  LAG  MEMBER
+fresh   0          -          6    4    -
+fresh   1          -          6    ?    -
+gone    0          1          -    ?    -
+orders  0          3          5    2    -
+orders  1          3          -    ?    -
+orders  2          -          5    ?    -
+orders  3          9          5    0    -
+group "billing": lag of partition 1 of topic "fresh" is unknown: NOT_LEADER_FOR_PARTITION: This server is not the leader for that topic-partition.
+group "billing": lag of partition 0 of topic "gone" is unknown: UNKNOWN_TOPIC_OR_PARTITION: This server does not host this topic-partition.
+group "billing": lag of partition 1 of topic "orders" is unknown: the broker has not told its offsets
+group "billing": lag of partition 2 of topic "orders" is unknown: UNSTABLE_OFFSET_COMMIT: There are unstable offsets that need to be cleared.
+`; !strings.HasSuffix(out.String(), want) || g.TotalLag != nil {
+		t.Errorf("%s\nwant\n%s", out.String(), want)
+	}
+}
+
+// Names of streams may end like a list of partitions.
+func TestStreamsNamedLikePartitions(t *testing.T) {
+	c := startCluster(t)
+	c.produce("sessions/user", 0, "a", "b")
+	c.produce("sessions/user:0", 0, "c", "d", "e")
+	c.commit("billing", "sessions/user", 1)
+	c.commit("billing", "sessions/user:0", 1)
+	c.want("TOPIC            PARTITION  START\nsessions/user:0  0          3\n", "topics", "trim", "sessions/user:0", "--to-latest")
+	c.want("TOPIC            PARTITION  COMMITTED  NEW\nsessions/user:0  0          1          3\n",
+		"groups", "reset-offsets", "billing", "-t", "sessions/user:0", "--to-latest", "--execute")
+	c.want("Deleted offsets:\nTOPIC            PARTITION\nsessions/user:0  0\n", "groups", "delete-offsets", "billing", "-t", "sessions/user:0")
+	c.want(`
+group        billing
+state        Empty
+type         classic
+protocol     -
+coordinator  3
+lag          1
+
+TOPIC          PARTITION  COMMITTED  END  LAG  MEMBER
+sessions/user  0          1          2    1    -
+`, "groups", "describe", "billing")
+	c.wantError(exitFailure, `stream "sessions/user:1" does not exist`, "topics", "trim", "sessions/user:1", "--to-latest")
 }
 
 func TestGoalPlace(t *testing.T) {
@@ -234,11 +406,12 @@ func TestParseTopicSpec(t *testing.T) {
 		"orders":        {topic: "orders"},
 		"orders:1":      {"orders", []int32{1}},
 		"orders:0,12":   {"orders", []int32{0, 12}},
-		"a/b:0":         {"a/b", []int32{0}},
+		"a/b:0":         {topic: "a/b:0"},
+		"a:0/b":         {topic: "a:0/b"},
 		"a/b:c":         {topic: "a/b:c"},
 		"orders:":       {topic: "orders:"},
 		"orders:-1":     {topic: "orders:-1"},
-		"a/7:30:1":      {"a/7:30", []int32{1}},
+		"a/7:30:1":      {topic: "a/7:30:1"},
 		"orders:1,x":    {topic: "orders:1,x"},
 		"o:99999999999": {topic: "o:99999999999"},
 	} {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/urfave/cli/v2"
 )
 
@@ -79,7 +80,7 @@ func createTopics(s *session) error {
 	}
 	changes := []changedTopic{}
 	var errs []error
-	for _, r := range created {
+	for _, r := range created.Sorted() {
 		c := changedTopic{Name: r.Topic, DryRun: s.dryRun()}
 		if err := brokerError(topicNamed(r.Topic), r.Err, r.ErrMessage); err != nil {
 			c.Error = err.Error()
@@ -142,7 +143,7 @@ func alterTopics(s *session) error {
 	}
 	changes := []changedTopic{}
 	var errs []error
-	for _, r := range altered {
+	for _, r := range altered.Sorted() {
 		c := changedTopic{Name: r.Topic, DryRun: s.dryRun()}
 		if err := brokerError(topicNamed(r.Topic), r.Err, r.ErrMessage); err != nil {
 			c.Error = err.Error()
@@ -171,7 +172,7 @@ func deleteTopics(s *session) error {
 	}
 	changes := []changedTopic{}
 	var errs []error
-	for _, r := range deleted {
+	for _, r := range deleted.Sorted() {
 		c := changedTopic{Name: r.Topic}
 		if err := brokerError(topicNamed(r.Topic), r.Err, r.ErrMessage); err != nil {
 			c.Error = err.Error()
@@ -182,12 +183,14 @@ func deleteTopics(s *session) error {
 	return s.printChanges("deleted", changes, errs)
 }
 
-// trimmedPartition is a partition that topics trim has cut, in JSON output.
+// trimmedPartition is a partition that topics trim has cut, or was told to, in JSON output.
 type trimmedPartition struct {
 	Topic       string `json:"topic"`
 	Partition   int32  `json:"partition"`
 	StartOffset int64  `json:"start_offset"` // the first record that is left, or will be
 	DryRun      bool   `json:"dry_run,omitempty"`
+	Note        string `json:"note,omitempty"`
+	Error       string `json:"error,omitempty"` // nothing was deleted
 }
 
 func trimTopicCommand() *cli.Command {
@@ -196,7 +199,8 @@ func trimTopicCommand() *cli.Command {
 		Aliases:   []string{"delete-records"},
 		Usage:     "delete the oldest records of a topic or named stream",
 		ArgsUsage: "NAME[:PARTITION,...]",
-		Description: "Records before the given place are deleted for good, in all partitions or in those that are named.\n\n" +
+		Description: "Records before the given place are deleted for good, in all partitions or in those that are named. If --to-offset lies\n" +
+			"behind the end of one of them, nothing is deleted. In names of streams, such as sessions/user:0, colons have no meaning.\n\n" +
 			"Examples:\n   brooklet topics trim sessions/alice --to-offset 120\n   brooklet topics trim orders:0,2 --to-time 7d --dry-run\n" +
 			"   brooklet topics trim orders --to-latest",
 		Flags: []cli.Flag{
@@ -221,46 +225,78 @@ func trimTopic(s *session) error {
 	if err != nil {
 		return err
 	}
-	var cut kadm.Offsets
-	for _, p := range places {
-		at := p.atTime
-		if goal.kind != goalTime {
-			at, _ = goal.place(p)
+	trims, errs := planTrims(places, goal)
+	if len(errs) == 0 && !s.dryRun() {
+		if errs, err = s.trim(trims, places); err != nil {
+			return err
 		}
-		cut.AddOffset(p.topic, p.partition, at, -1)
-	}
-	if s.dryRun() {
-		return s.printTrims(plannedTrims(cut), nil)
-	}
-	deleted, err := s.admin.DeleteRecords(s.ctx, cut)
-	if err != nil {
-		return err
-	}
-	trims := []trimmedPartition{}
-	var errs []error
-	for _, r := range deleted.Sorted() {
-		if r.Err != nil {
-			errs = append(errs, brokerError(fmt.Sprintf("partition %d of %s", r.Partition, topicNamed(r.Topic)), r.Err, ""))
-			continue
-		}
-		trims = append(trims, trimmedPartition{r.Topic, r.Partition, r.LowWatermark, false})
 	}
 	return s.printTrims(trims, errs)
 }
 
-func plannedTrims(cut kadm.Offsets) (trims []trimmedPartition) {
-	for _, o := range cut.Sorted() {
-		trims = append(trims, trimmedPartition{o.Topic, o.Partition, o.At, true})
+// planTrims decides where each partition is cut. If one cannot be, none is.
+func planTrims(places []place, g goal) (trims []trimmedPartition, errs []error) {
+	for _, p := range places {
+		t := trimmedPartition{Topic: p.topic, Partition: p.partition}
+		if g.kind == goalOffset && g.offset > p.end {
+			err := fmt.Errorf("%s ends at %d, before %d: nothing was deleted; --%s deletes all records", p.name(), p.end, g.offset, goalLatest)
+			t.Error = err.Error()
+			errs = append(errs, err)
+		}
+		t.StartOffset, t.Note = g.place(p)
+		trims = append(trims, t)
 	}
-	return trims
+	if len(errs) > 0 {
+		for i := range trims {
+			trims[i].StartOffset, trims[i].Note = places[i].start, ""
+			trims[i].Error = cmp.Or(trims[i].Error, "nothing was deleted, because other partitions end before the offset")
+		}
+	}
+	return trims, errs
+}
+
+// trim deletes records as planned, and puts into trims what has come of it. Places are those of trims.
+func (s *session) trim(trims []trimmedPartition, places []place) (errs []error, err error) {
+	var cut kadm.Offsets
+	for _, t := range trims {
+		cut.AddOffset(t.Topic, t.Partition, t.StartOffset, -1)
+	}
+	deleted, err := s.admin.DeleteRecords(s.ctx, cut)
+	if err != nil {
+		return nil, err
+	}
+	for i, p := range places {
+		r, ok := deleted.Lookup(p.topic, p.partition)
+		if !ok {
+			r.Err = kerr.UnknownServerError
+		}
+		if err := brokerError(p.name(), r.Err, ""); err != nil {
+			trims[i].StartOffset, trims[i].Note, trims[i].Error = p.start, "", err.Error()
+			errs = append(errs, err)
+			continue
+		}
+		trims[i].StartOffset = r.LowWatermark
+	}
+	return errs, nil
 }
 
 func (s *session) printTrims(trims []trimmedPartition, errs []error) error {
 	shown := newTable("TOPIC", "PARTITION", "START")
-	for _, t := range trims {
-		shown.add(t.Topic, t.Partition, t.StartOffset)
+	for i := range trims {
+		t := &trims[i]
+		if t.DryRun = s.dryRun(); t.Error == "" {
+			shown.add(t.Topic, t.Partition, t.StartOffset)
+		}
+	}
+	if len(shown.rows) == 0 {
+		shown = newTable()
 	}
 	err := s.out.print(trims, shown)
+	for _, t := range trims {
+		if t.Note != "" {
+			s.out.note("%s", t.Note)
+		}
+	}
 	if s.dryRun() {
 		s.out.note("\nNothing was deleted: this was a dry run.")
 	}

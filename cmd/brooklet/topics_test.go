@@ -1,6 +1,9 @@
 package main
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestTopicsCommands(t *testing.T) {
 	c := startCluster(t)
@@ -78,6 +81,8 @@ PARTITION  LEADER  START  END  RECORDS  BYTES
 	c.want("topic \"audit\" deleted\nstream \"sessions/alice\" deleted\n", "topics", "delete", "sessions/alice", "audit")
 	c.wantError(exitFailure, `stream "sessions/alice" does not exist`, "topics", "delete", "sessions/alice")
 	c.wantError(exitFailure, "2 errors:\n  topic \"x\" does not exist\n  topic \"y\" does not exist", "topics", "describe", "x", "y")
+	c.wantError(exitFailure, "5 errors:\n  topic \"a\" does not exist\n  topic \"b\" does not exist\n  topic \"c\" does not exist\n"+
+		"  topic \"d\" does not exist\n  topic \"e\" does not exist", "topics", "delete", "d", "a", "e", "c", "b")
 }
 
 func TestTopicsTrim(t *testing.T) {
@@ -93,6 +98,30 @@ orders  1          2
 
 Nothing was deleted: this was a dry run.
 `, "topics", "trim", "orders", "--to-offset", "2", "--dry-run")
+	for _, flag := range []string{"--dry-run=false", "--dry-run"} {
+		out := c.wantError(exitFailure, `partition 0 of topic "orders" ends at 3, before 4: nothing was deleted; --to-latest deletes all records`,
+			"topics", "trim", "orders", "--to-offset", "4", flag)
+		if strings.Contains(out, "START") {
+			t.Errorf("%s: %s", flag, out)
+		}
+	}
+	if out := c.wantError(exitFailure, "ends at 3", "topics", "trim", "orders", "--to-offset", "4", "-o", "json"); out != `[
+  {
+    "topic": "orders",
+    "partition": 0,
+    "start_offset": 0,
+    "error": "partition 0 of topic \"orders\" ends at 3, before 4: nothing was deleted; --to-latest deletes all records"
+  },
+  {
+    "topic": "orders",
+    "partition": 1,
+    "start_offset": 0,
+    "error": "nothing was deleted, because other partitions end before the offset"
+  }
+]
+` {
+		t.Errorf("what lies behind the end: %s", out)
+	}
 	c.want(`
 [
   {
@@ -102,6 +131,11 @@ Nothing was deleted: this was a dry run.
   }
 ]
 `, "topics", "trim", "orders:1", "--to-offset", "2", "-o", "json")
+	c.want(`
+TOPIC   PARTITION  START
+orders  1          2
+topic "orders", partition 1: 1 lies before the start, 2
+`, "topics", "trim", "orders:1", "--to-offset", "1")
 	c.want(`
 TOPIC   PARTITION  START
 orders  0          3
