@@ -125,7 +125,7 @@ func (g *group) removeRows(changes []Change) ([]Change, error) {
 
 // expiry returns the rule by which offsets of the group expire now (Kafka: GroupMetadata.removeExpiredOffsets):
 //
-//   - no members, but there were some: by the time when the last one left;
+//   - no members, but there were some: by the time when the last one left, or that of the commit if it came later;
 //   - never members: by the time of the commit;
 //   - a Stable group of consumers, or one whose partitions the broker assigns: by the time of the commit, if they do not read the topic;
 //   - otherwise not at all: in a rebalance it is not known what members read.
@@ -134,7 +134,7 @@ func (g *group) expiry(now time.Time) func(topic string, row *offsetRow) bool {
 	byCommit := func(row *offsetRow) bool { return now.Sub(row.committed) >= retention }
 	switch {
 	case g.state == Empty && g.protocolType != "":
-		return func(string, *offsetRow) bool { return now.Sub(since) >= retention }
+		return func(_ string, row *offsetRow) bool { return now.Sub(since) >= retention && byCommit(row) }
 	case g.state == Empty:
 		return func(_ string, row *offsetRow) bool { return byCommit(row) }
 	case g.hasConsumers(), g.state == Stable && g.protocolType == consumerProtocol:

@@ -389,3 +389,16 @@ func TestCleanManyGroups(t *testing.T) {
 		}
 	})
 }
+
+// A commit to a group that has been empty for long stays as long as any other, whatever protocol its members had.
+func TestLateCommitStays(t *testing.T) {
+	inBubble(t, func(o *Options) { o.OffsetRetention, o.CleanInterval = time.Hour, time.Minute }, func(t *testing.T, f *fixture) {
+		f.settled("a")[0].leave()
+		pass(59 * time.Minute)
+		f.mustCommit(commit(nobody, 5))
+		pass(59 * time.Minute)
+		want(t, "committed", f.committed(), int64(5))
+		pass(3 * time.Minute)
+		want(t, "committed", f.committed(), int64(-1))
+	})
+}
