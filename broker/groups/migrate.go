@@ -236,9 +236,8 @@ func (g *group) joinConsumer(r *JoinRequest) *Pending[JoinResult] {
 	if r.InstanceID != "" {
 		_, known = cg.static[r.InstanceID]
 	}
-	full := len(cg.members) >= g.c.opts.ConsumerMaxSize || cg.metadataBytes+protocolBytes(r.Protocols) > maxGroupMetadata
 	switch {
-	case full && m == nil && !known:
+	case m == nil && !known && len(cg.members) >= g.c.opts.ConsumerMaxSize, !cg.hasRoom(r):
 		return answered(joinError("", kafkaproto.ErrGroupMaxSizeReached))
 	case !cg.supports(r.ProtocolType, r.Protocols):
 		return fail(kafkaproto.ErrInconsistentGroupProtocol)
@@ -267,6 +266,20 @@ func (g *group) joinConsumer(r *JoinRequest) *Pending[JoinResult] {
 		m = g.replaceConsumer(cg.members[static], newMemberID(r.InstanceID))
 	}
 	return g.joinClassic(m, r, &s, owned)
+}
+
+// hasRoom tells whether the group has room for what a member that uses JoinGroup brings, in place of what it brought
+// before.
+func (cg *consumerGroup) hasRoom(r *JoinRequest) bool {
+	size := protocolBytes(r.Protocols)
+	old := cg.members[r.MemberID]
+	if old == nil && r.InstanceID != "" {
+		old = cg.members[cg.static[r.InstanceID]]
+	}
+	if old != nil {
+		size -= old.size()
+	}
+	return size <= 0 || cg.metadataBytes+size <= maxGroupMetadata
 }
 
 // downgradeFor makes the group a classic one if old is the last member that does not use JoinGroup, and r takes its place.

@@ -401,3 +401,27 @@ func TestConsumerProtocolData(t *testing.T) {
 	_, err = parseAssignment([]byte{0xff, 0xff, 0, 0, 0, 0})
 	want(t, "negative version", err, errBadAssignment)
 }
+
+// Members that rejoin cannot bring more metadata than new ones.
+func TestRejoinMetadataBounded(t *testing.T) {
+	for name, edits := range map[string][]func(*JoinRequest){"dynamic": nil, "static": {static("i")}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, nil, func(t *testing.T, f *fixture) {
+				f.settled("a")
+				with := func(size int) []func(*JoinRequest) {
+					return append(edits[:len(edits):len(edits)], listing(Protocol{"range", subscribe("orders")}, Protocol{"x", make([]byte, size)}))
+				}
+				r := get(t, f.Join(joining("", with(1)...)))
+				wantErr(t, "join", r.Err, nil)
+				for _, id := range []string{r.MemberID, r.MemberID} {
+					wantErr(t, "rejoin", get(t, f.Join(joining(id, with(maxGroupMetadata*2/3)...))).Err, nil)
+				}
+				wantErr(t, "too large", get(t, f.Join(joining(r.MemberID, with(maxGroupMetadata)...))).Err, kafkaproto.ErrGroupMaxSizeReached)
+				if edits != nil {
+					wantErr(t, "replaced by one too large", get(t, f.Join(joining("", with(maxGroupMetadata)...))).Err, kafkaproto.ErrGroupMaxSizeReached)
+				}
+				wantErr(t, "smaller", get(t, f.Join(joining(r.MemberID, with(1)...))).Err, nil)
+			})
+		})
+	}
+}
