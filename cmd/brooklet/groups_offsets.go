@@ -244,7 +244,7 @@ func resetOffsetsCommand() *cli.Command {
 }
 
 func topicFlag() cli.Flag {
-	return &cli.StringSliceFlag{Name: "topic", Aliases: []string{"t"}, Usage: "only this topic or stream, or these partitions of the topic, `NAME[:PARTITION,...]`; in names of streams, colons have no meaning; may be given many times"}
+	return &cli.StringSliceFlag{Name: "topic", Aliases: []string{"t"}, Usage: "only this topic or stream, or these partitions of the topic, `NAME[:PARTITION,...]`; a colon in a name with a slash belongs to the name; may be given many times"}
 }
 
 // oneGroup returns the argument of commands for one group.

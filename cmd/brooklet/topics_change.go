@@ -200,7 +200,8 @@ func trimTopicCommand() *cli.Command {
 		Usage:     "delete the oldest records of a topic or named stream",
 		ArgsUsage: "NAME[:PARTITION,...]",
 		Description: "Records before the given place are deleted for good, in all partitions or in those that are named. If --to-offset lies\n" +
-			"behind the end of one of them, nothing is deleted. In names of streams, such as sessions/user:0, colons have no meaning.\n\n" +
+			"behind the end of one of them, nothing is deleted. A stream is named as a whole: the :0 of sessions/user:0\n" +
+			"belongs to the name.\n\n" +
 			"Examples:\n   brooklet topics trim sessions/alice --to-offset 120\n   brooklet topics trim orders:0,2 --to-time 7d --dry-run\n" +
 			"   brooklet topics trim orders --to-latest",
 		Flags: []cli.Flag{
@@ -236,6 +237,7 @@ func trimTopic(s *session) error {
 
 // planTrims decides where each partition is cut. If one cannot be, none is.
 func planTrims(places []place, g goal) (trims []trimmedPartition, errs []error) {
+	trims = []trimmedPartition{}
 	for _, p := range places {
 		t := trimmedPartition{Topic: p.topic, Partition: p.partition}
 		if g.kind == goalOffset && g.offset > p.end {
