@@ -43,15 +43,17 @@ func (c *Coordinator) ListTypes() ([]TypedListing, error) {
 		if _, ok := live[name]; ok {
 			return nil
 		}
-		if isConsumerRow(value) { // one with members would be live
-			all = append(all, TypedListing{Listing{name, consumerProtocol, Empty}, true})
+		// Those with members are live. Those that cannot be read are not usable, as was logged at the start.
+		if isConsumerRow(value) {
+			if _, err := decodeConsumerRow(value); err == nil {
+				all = append(all, TypedListing{Listing{name, consumerProtocol, Empty}, true})
+			}
 			return nil
 		}
-		row, _, err := decodeGroupHead(value)
-		if err == nil {
+		if row, _, err := decodeGroupHead(value); err == nil {
 			all = append(all, TypedListing{Listing: Listing{name, row.protocolType, Empty}})
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -457,10 +456,12 @@ func TestBadConsumerRows(t *testing.T) {
 				changes = append(changes, Change{memberKey("g", "b"), other.encode()})
 			}
 			want(t, "commit", f.rows.Commit(t.Context(), changes), nil)
-			_, err := New(t.Context(), f.opts, f.rows, f.topics)
-			if err == nil || !strings.Contains(err.Error(), errBadRow.Error()) || !strings.Contains(err.Error(), `"g"`) {
+			f.start()
+			want(t, name+": failures, by the metric", metricValue(t, f.m.loadFails), 1.0)
+			if _, err := f.open("g"); !errors.Is(err, errBadRow) {
 				t.Errorf("%s: %v", name, err)
 			}
+			wantErr(t, name, f.consumer("a").join().Err, kafkaproto.ErrUnknownServerError)
 		})
 	}
 }

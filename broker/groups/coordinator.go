@@ -82,8 +82,8 @@ type shard struct {
 }
 
 // New loads the groups that have members, starts their session timers, and starts the cleaner. It reads every group's
-// row once; ctx bounds nothing after it has returned. The error tells what is wrong with opts, or which row cannot be
-// read.
+// row once; ctx bounds nothing after it has returned. The error tells what is wrong with opts, or is that of the storage.
+// Groups whose rows make no sense are logged and counted; requests for them are answered with UNKNOWN_SERVER_ERROR.
 func New(ctx context.Context, opts Options, storage Storage, topics Topics) (*Coordinator, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -102,21 +102,20 @@ func New(ctx context.Context, opts Options, storage Storage, topics Topics) (*Co
 	return c, nil
 }
 
+// loadAll counts the groups and loads those with members. One whose rows make no sense is left out: it is refused until
+// they do, and the others go on.
 func (c *Coordinator) loadAll() error {
 	var live []string
 	err := c.storage.Scan([]byte(groupPrefix), func(key, value []byte) error {
 		name := strings.TrimPrefix(string(key), groupPrefix)
 		members, err := countMembers(value)
-		if err != nil {
-			return fmt.Errorf("groups: row of group %q: %w", name, err)
-		}
-		if members == 0 {
+		switch {
+		case err != nil:
+			c.unreadable(name, err)
+		case members == 0:
 			c.m.count(Empty, 1)
-			return nil
-		}
-		live = append(live, name)
-		if !isConsumerRow(value) {
-			c.m.count(Stable, 1)
+		default:
+			live = append(live, name)
 		}
 		return nil
 	})
@@ -124,16 +123,28 @@ func (c *Coordinator) loadAll() error {
 		return err
 	}
 	for _, name := range live {
-		g, err := c.enter(name) // starts its timers
-		if err != nil {
+		g, err := c.open(name) // starts its timers
+		switch {
+		case errors.Is(err, errBadRow):
+			c.unreadable(name, err)
+			continue
+		case err != nil:
 			return fmt.Errorf("groups: group %q: %w", name, err)
 		}
 		if g.consumer != nil {
 			c.m.count(g.state, 1)
+		} else {
+			c.m.count(Stable, 1) // what it was before resume, which counts changes
 		}
 		c.leave(g)
 	}
 	return nil
+}
+
+// unreadable tells that a group cannot be used because of what is stored of it.
+func (c *Coordinator) unreadable(name string, err error) {
+	c.m.loadFails.Inc()
+	c.log.Error("what is stored of a group cannot be read; its members are refused until it can", zap.String("group", name), zap.Error(err))
 }
 
 // Drain answers all requests that wait for other members with NOT_COORDINATOR, and from now on those that would have to.
@@ -184,6 +195,16 @@ func (c *Coordinator) enter(name string) (*group, error) {
 	if c.closed.Load() {
 		return nil, kafkaproto.ErrCoordinatorNotAvailable
 	}
+	g, err := c.open(name)
+	if err != nil {
+		c.unreadable(name, err)
+		return nil, asKafkaError(err)
+	}
+	return g, nil
+}
+
+// open is enter, with the error of the storage or errBadRow.
+func (c *Coordinator) open(name string) (*group, error) {
 	s := c.shardOf(name)
 	s.Lock()
 	g := s.groups[name]
@@ -196,8 +217,7 @@ func (c *Coordinator) enter(name string) (*group, error) {
 	g.mu.Lock()
 	if err := g.load(); err != nil {
 		c.leave(g)
-		c.log.Error("group cannot be loaded", zap.String("group", name), zap.Error(err))
-		return nil, asKafkaError(err)
+		return nil, err
 	}
 	return g, nil
 }

@@ -7,10 +7,11 @@ import (
 
 // metrics are the numbers of the coordinator. No series carries the name of a group, client or topic.
 type metrics struct {
-	groups                              [numStates]prometheus.Gauge // by state; nil for Dead
-	members, pendingMembers             prometheus.Gauge
-	rebalances, expiredMembers          prometheus.Counter
-	commits, expiredOffsets, storeFails prometheus.Counter
+	groups                     [numStates]prometheus.Gauge // by state; nil for Dead
+	members, pendingMembers    prometheus.Gauge
+	rebalances, expiredMembers prometheus.Counter
+	commits, expiredOffsets    prometheus.Counter
+	storeFails, loadFails      prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -30,6 +31,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		commits:        counter("offset_commits_total", "Offsets committed, by partition."),
 		expiredOffsets: counter("expired_offsets_total", "Offsets removed because they expired or their topic was deleted."),
 		storeFails:     counter("write_failures_total", "Writes of group rows that failed or took too long."),
+		loadFails:      counter("load_failures_total", "Times that a group was not usable because its rows cannot be read."),
 	}
 	states := f.NewGaugeVec(prometheus.GaugeOpts(opts("groups", "Groups that exist.")), []string{"state"})
 	for s := Empty; s < numStates; s++ {

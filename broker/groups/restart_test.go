@@ -111,13 +111,47 @@ func TestRestartWithALowerLimit(t *testing.T) {
 	})
 }
 
-func TestStartRefusesARowItCannotRead(t *testing.T) {
-	rows := newMemory()
-	rows.rows["group/g"] = "\x02 of a newer release"
-	if _, err := New(context.Background(), Options{}, rows, &topicTable{}); !errors.Is(err, errBadRow) {
+// A row that makes no sense makes its group unusable, and nothing else.
+func TestUnreadableGroup(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := f.stable(1)
+		f.mustCommit(commit(m[0], 5))
+		f.rows.rows["group/bad"] = "\x03 of a newer release"
+		f.rows.rows["group/worse"] = "\x02 cut short"
+		f.restart()
+		want(t, "failures, by the metric", metricValue(t, f.m.loadFails), 2.0)
+		wantErr(t, "heartbeat in the good group", f.heartbeat(m[0]), nil)
+		f.mustCommit(commit(m[0], 6))
+		for _, name := range []string{"bad", "worse"} {
+			r := commit(nobody, 1)
+			r.Group = name
+			wantErr(t, "commit", get(t, f.Commit(r))[0], kafkaproto.ErrUnknownServerError)
+			join := get(t, f.Join(joining("", func(r *JoinRequest) { r.Group = name })))
+			wantErr(t, "join", join.Err, kafkaproto.ErrUnknownServerError)
+		}
+		all, err := f.List()
+		want(t, "error", err, nil)
+		want(t, "groups", all, []Listing{{"g", consumerProtocol, Stable}})
+		want(t, "clean-up", f.Clean(t.Context()), nil)
+		want(t, "row", f.rows.rows["group/bad"], "\x03 of a newer release")
+		want(t, "stable groups, by the metric", metricValue(t, f.m.groups[Stable]), 1.0)
+	})
+}
+
+// The storage's own failures stop the start: they are not about one group.
+func TestStartFailsWithTheStorage(t *testing.T) {
+	rows := brokenStorage{newMemory()}
+	rows.rows["group/g"] = string((&groupRow{}).encode())
+	if _, err := New(context.Background(), Options{}, rows, &topicTable{}); !errors.Is(err, errStorage) {
 		t.Errorf("error %v", err)
 	}
 }
+
+var errStorage = errors.New("the storage fails")
+
+type brokenStorage struct{ *memory }
+
+func (brokenStorage) Scan([]byte, func(key, value []byte) error) error { return errStorage }
 
 func TestOptions(t *testing.T) {
 	o := Options{MinSessionTimeout: time.Minute, MaxSessionTimeout: time.Second, MaxSize: -1, MaxOffsetMetadata: -1, OffsetRetention: -1, CleanInterval: -1, CommitTimeout: -1}
