@@ -17,6 +17,8 @@ import (
 //     group or topic exists or not.
 //   - Null topics (v2) ask for all that the group has committed, but for topics that are gone.
 //   - Offsets are read when the reply is due, so that a commit earlier on the connection is seen.
+//   - A reply tells of nothing that may still be lost with the broker: it waits for a commit that is being written. If
+//     that fails the error is COORDINATOR_NOT_AVAILABLE, as for the commit.
 //   - A group that is named twice (v8) is answered once, with INVALID_REQUEST.
 //
 // Versions:
@@ -31,14 +33,13 @@ func init() { register(kafkaproto.KeyOffsetFetch, handleOffsetFetch) }
 
 func handleOffsetFetch(b *Broker, _ context.Context, r *kafkaproto.Request) (kafkaproto.Reply, error) {
 	req := r.Body.(*kmsg.OffsetFetchRequest)
-	return func(context.Context) (kmsg.Response, error) { return b.offsetFetch(req), nil }, nil
+	return func(ctx context.Context) (kmsg.Response, error) { return b.offsetFetch(ctx, req) }, nil
 }
 
-func (b *Broker) offsetFetch(req *kmsg.OffsetFetchRequest) kmsg.Response {
+func (b *Broker) offsetFetch(ctx context.Context, req *kmsg.OffsetFetchRequest) (kmsg.Response, error) {
 	resp := req.ResponseKind().(*kmsg.OffsetFetchResponse)
 	if req.Version < 8 {
-		b.offsetFetchOne(req, resp)
-		return resp
+		return resp, b.offsetFetchOne(ctx, req, resp)
 	}
 	asked, repeated := distinct(req.Groups, func(g *kmsg.OffsetFetchRequestGroup) string { return g.Group })
 	for _, g := range asked {
@@ -50,11 +51,41 @@ func (b *Broker) offsetFetch(req *kmsg.OffsetFetchRequest) kmsg.Response {
 		}
 		resp.Groups = append(resp.Groups, b.fetchGroupOffsets(req.Version, g))
 	}
-	return resp
+	return resp, b.confirmOffsets(ctx, resp.Groups)
 }
 
-// offsetFetchOne answers in the form of before v8.
-func (b *Broker) offsetFetchOne(req *kmsg.OffsetFetchRequest, resp *kmsg.OffsetFetchResponse) {
+// confirmOffsets waits until the offsets of these groups are durable, and puts errors in the place of those that may never
+// be. The error is that of ctx.
+func (b *Broker) confirmOffsets(ctx context.Context, fetched []kmsg.OffsetFetchResponseGroup) error {
+	confirmed := make([]*groups.Pending[*kafkaproto.Error], len(fetched))
+	for i := range fetched {
+		confirmed[i] = b.groups.Confirm(fetched[i].Group)
+	}
+	for i := range fetched {
+		kerr, err := confirmed[i].Wait(ctx)
+		if err != nil {
+			return err
+		}
+		if rg := &fetched[i]; kerr != nil && rg.ErrorCode == 0 {
+			rg.ErrorCode = kerr.Code
+			for j := range rg.Topics {
+				refuseOffsets(&rg.Topics[j], kerr.Code)
+			}
+		}
+	}
+	return nil
+}
+
+func refuseOffsets(rt *kmsg.OffsetFetchResponseGroupTopic, code int16) {
+	for i := range rt.Partitions {
+		rp := fetchedOffset(rt.Partitions[i].Partition, groups.CommittedOffset{Offset: -1, LeaderEpoch: -1})
+		rp.ErrorCode = code
+		rt.Partitions[i] = rp
+	}
+}
+
+// offsetFetchOne answers in the form of before v8. The error is that of ctx.
+func (b *Broker) offsetFetchOne(ctx context.Context, req *kmsg.OffsetFetchRequest, resp *kmsg.OffsetFetchResponse) error {
 	g := kmsg.NewOffsetFetchRequestGroup()
 	g.Group = req.Group
 	if req.Topics != nil {
@@ -64,7 +95,11 @@ func (b *Broker) offsetFetchOne(req *kmsg.OffsetFetchRequest, resp *kmsg.OffsetF
 		g.Topics[i].Default()
 		g.Topics[i].Topic, g.Topics[i].Partitions = req.Topics[i].Topic, req.Topics[i].Partitions
 	}
-	rg := b.fetchGroupOffsets(req.Version, &g)
+	fetched := []kmsg.OffsetFetchResponseGroup{b.fetchGroupOffsets(req.Version, &g)}
+	if err := b.confirmOffsets(ctx, fetched); err != nil {
+		return err
+	}
+	rg := &fetched[0]
 	resp.ErrorCode = rg.ErrorCode
 	for i := range rg.Topics {
 		rt := kmsg.NewOffsetFetchResponseTopic()
@@ -77,6 +112,7 @@ func (b *Broker) offsetFetchOne(req *kmsg.OffsetFetchRequest, resp *kmsg.OffsetF
 		}
 		resp.Topics = append(resp.Topics, rt)
 	}
+	return nil
 }
 
 func (b *Broker) fetchGroupOffsets(version int16, g *kmsg.OffsetFetchRequestGroup) kmsg.OffsetFetchResponseGroup {

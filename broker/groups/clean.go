@@ -2,6 +2,7 @@ package groups
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -42,6 +43,14 @@ func (c *Coordinator) Clean(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for i := range c.shards { // those whose writes have failed may have no row
+		s := &c.shards[i]
+		s.Lock()
+		names = slices.AppendSeq(names, maps.Keys(s.groups))
+		s.Unlock()
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
 	var cleaning sync.WaitGroup
 	defer cleaning.Wait()
 	room := make(chan struct{}, maxCleaning)

@@ -22,7 +22,7 @@ type Storage interface {
 	Scan(prefix []byte, fn func(key, value []byte) error) error
 	// Commit makes the changes in order, all or none, and returns when they are durable. When ctx ends first it
 	// returns an error, and the changes may or may not be made; changes of a later call are then made after them. A
-	// *kafkaproto.Error is what clients are told.
+	// *kafkaproto.Error is what clients are told. Get and Scan may show changes before they are durable.
 	Commit(ctx context.Context, changes []Change) error
 }
 
@@ -222,6 +222,22 @@ func (c *Coordinator) open(name string) (*group, error) {
 	return g, nil
 }
 
+// lookup returns the group called name, locked, if it is in memory, perhaps not loaded; otherwise nil. Follow it with
+// leave.
+func (c *Coordinator) lookup(name string) *group {
+	s := c.shardOf(name)
+	s.Lock()
+	g := s.groups[name]
+	if g != nil {
+		g.users++
+	}
+	s.Unlock()
+	if g != nil {
+		g.mu.Lock()
+	}
+	return g
+}
+
 // reenter locks a group for one of its timers. It returns false if the group is not in memory any more.
 func (c *Coordinator) reenter(g *group) bool {
 	s := c.shardOf(g.name)
@@ -246,9 +262,12 @@ func (c *Coordinator) leave(g *group) {
 	// With no users left nobody can be inside: every way to the group's lock counts a user first.
 	if g.users--; g.users == 0 && len(g.members) == 0 && len(g.pending) == 0 && g.state != PreparingRebalance && !g.unsaved && !g.hasConsumers() && !g.unwritten() {
 		if !g.stored {
-			g.setState(Dead) // it was never more than an intention
+			g.vanish() // it was never more than an intention
+			g.loaded = false
 		}
-		delete(s.groups, g.name)
+		if !g.doubtful {
+			delete(s.groups, g.name)
+		}
 	}
 }
 

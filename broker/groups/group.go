@@ -96,6 +96,11 @@ type group struct {
 
 	queue   []*write
 	writing bool
+	// doubtful: the last write has failed, so what the storage shows may not be durable. The group stays in memory until
+	// a write has succeeded.
+	doubtful bool
+	// confirming are called when the write that is on its way has returned.
+	confirming []func(error)
 }
 
 // joinPhase is how far PreparingRebalance is.

@@ -22,6 +22,7 @@ type memory struct {
 	rows  map[string]string
 	fail  error         // of Commit
 	delay time.Duration // of Commit, before it takes effect
+	eager bool          // changes can be seen before Commit returns
 	// commits counts Commit calls.
 	commits int
 }
@@ -53,6 +54,9 @@ func (m *memory) Commit(ctx context.Context, changes []Change) error {
 	m.mu.Lock()
 	fail, delay := m.fail, m.delay
 	m.commits++
+	if m.eager {
+		m.apply(changes)
+	}
 	m.mu.Unlock()
 	if delay > 0 {
 		select {
@@ -66,6 +70,11 @@ func (m *memory) Commit(ctx context.Context, changes []Change) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.apply(changes)
+	return nil
+}
+
+func (m *memory) apply(changes []Change) {
 	for _, c := range changes {
 		if c.Value == nil {
 			delete(m.rows, string(c.Key))
@@ -73,7 +82,6 @@ func (m *memory) Commit(ctx context.Context, changes []Change) error {
 			m.rows[string(c.Key)] = string(c.Value)
 		}
 	}
-	return nil
 }
 
 func (m *memory) set(fail error, delay time.Duration) {

@@ -171,7 +171,8 @@ type CommittedOffset struct {
 }
 
 // Committed returns the offset that a group has committed for a partition; ok is false if there is none. id is that of
-// the topic now: an offset of an earlier topic of the same name does not count.
+// the topic now: an offset of an earlier topic of the same name does not count. It may not be durable yet: call
+// [Coordinator.Confirm] before it is shown to anyone.
 func (c *Coordinator) Committed(group, topic string, id [16]byte, partition int32) (o CommittedOffset, ok bool, err error) {
 	value, ok, err := c.storage.Get(offsetKey(group, topic, partition))
 	if err != nil || !ok {
@@ -191,7 +192,8 @@ func (r *offsetRow) result() CommittedOffset {
 	return CommittedOffset{Offset: r.offset, LeaderEpoch: r.leaderEpoch, Metadata: r.metadata}
 }
 
-// AllCommitted calls fn with each offset that a group has committed, of topics that exist, topic by topic.
+// AllCommitted calls fn with each offset that a group has committed, of topics that exist, topic by topic. They may not be
+// durable yet, as with Committed.
 func (c *Coordinator) AllCommitted(group string, fn func(topic string, id [16]byte, partition int32, o CommittedOffset)) error {
 	known := topicIDs{topics: c.topics}
 	return c.scanOffsets(group, func(topic string, partition int32, row *offsetRow) error {

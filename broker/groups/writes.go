@@ -41,20 +41,55 @@ func (g *group) enqueue(w *write) {
 func (g *group) writeAll() {
 	g.mu.Lock()
 	for len(g.queue) > 0 {
-		batch := g.takeBatch()
+		batch, doubtful := g.takeBatch(), g.doubtful
 		g.mu.Unlock()
-		err := g.c.write(batch)
+		wrote, err := g.write(batch, doubtful)
 		if err != nil {
 			g.c.m.storeFails.Inc()
 			g.c.log.Warn("group rows could not be written", zap.String("group", g.name), zap.Error(err))
 		}
 		g.mu.Lock()
+		g.doubtful = err != nil || g.doubtful && !wrote
+		confirming := g.confirming
+		g.confirming = nil
 		for _, w := range batch {
 			w.done(err)
+		}
+		for _, done := range confirming {
+			done(err)
 		}
 	}
 	g.writing, g.queue = false, nil
 	g.c.leave(g)
+}
+
+// Confirm answers when all is durable that [Coordinator.Committed] and [Coordinator.AllCommitted] have returned for a
+// group before the call: the storage shows changes before they are durable, and one that is lost with the broker must not
+// have been seen. It waits for the write that is on its way, if there is one, and not for those queued behind it. Errors
+// are those of the storage: what was returned may be lost, and is to be read again.
+func (c *Coordinator) Confirm(group string) *Pending[*kafkaproto.Error] {
+	g := c.lookup(group)
+	if g == nil {
+		return answered[*kafkaproto.Error](nil)
+	}
+	defer c.leave(g)
+	p := newPending[*kafkaproto.Error]()
+	done := func(err error) {
+		if err != nil {
+			p.answer(asKafkaError(err))
+			return
+		}
+		p.answer(nil)
+	}
+	switch {
+	case g.writing:
+		g.confirming = append(g.confirming, done)
+	case g.doubtful:
+		g.enqueue(&write{done: done})
+	default:
+		done(nil)
+	}
+	return p
 }
 
 // takeBatch takes the writes that come next. One that is yet to be prepared is alone.
@@ -75,8 +110,10 @@ func (g *group) takeBatch() []*write {
 	return batch
 }
 
-func (c *Coordinator) write(batch []*write) error {
-	ctx, cancel := context.WithTimeout(c.ctx, c.opts.CommitTimeout)
+// write makes the changes of a batch and returns whether there were any. If an earlier write has failed, which may be
+// visible and not durable, there always are: when the storage has made a later change, it has made or dropped that one.
+func (g *group) write(batch []*write, doubtful bool) (wrote bool, err error) {
+	ctx, cancel := context.WithTimeout(g.c.ctx, g.c.opts.CommitTimeout)
 	defer cancel()
 	var changes []Change
 	for _, w := range batch {
@@ -86,12 +123,15 @@ func (c *Coordinator) write(batch []*write) error {
 		}
 		prepared, err := w.prepare()
 		if err != nil {
-			return err
+			return false, err
 		}
 		changes = append(changes, prepared...)
 	}
-	if len(changes) == 0 {
-		return nil
+	if len(changes) == 0 && doubtful {
+		changes = append(changes, Change{Key: offsetsKey(g.name)}) // no row has this key
 	}
-	return c.storage.Commit(ctx, changes)
+	if len(changes) == 0 {
+		return false, nil
+	}
+	return true, g.c.storage.Commit(ctx, changes)
 }
