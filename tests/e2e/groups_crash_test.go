@@ -52,7 +52,6 @@ func TestGroupKill(t *testing.T) {
 					dynamic = j.join(b)
 				}
 				b.Kill()
-				j.brokerDied()
 				if test.loseDisk {
 					if err := os.RemoveAll(b.DataDir); err != nil {
 						t.Fatal(err)
@@ -81,10 +80,8 @@ type journal struct {
 	// commit covers; never is committed above processed.
 	processed, committed [crashPartitions]int64
 	commits              [crashPartitions]int
-	// observed is the end of what is committed as far as the running broker has said. It may have spoken of a commit that
-	// it has not acknowledged yet, so the next broker need not know of it.
+	// observed is the end of what is committed as far as any broker has said. None speaks of a commit that may be lost.
 	observed [crashPartitions]int64
-	lives    int // brokers that have died
 	// handled counts records as they are processed, resumed how often a member began to read a partition.
 	handled, resumed int
 	faults           int
@@ -260,7 +257,7 @@ func (j *journal) watch(b *harness.Broker) (stop func()) {
 	go func() {
 		defer close(done)
 		for tick := time.Tick(10 * time.Millisecond); ctx.Err() == nil; <-tick {
-			least, life := j.leastCommitted()
+			least := j.leastCommitted()
 			answer, err := admin.FetchOffsets(ctx, crashGroup)
 			if err == nil {
 				err = answer.Error()
@@ -269,7 +266,7 @@ func (j *journal) watch(b *harness.Broker) (stop func()) {
 				continue // the broker is down
 			}
 			questions++
-			j.compare(answer, least, life)
+			j.compare(answer, least)
 		}
 	}()
 	return func() {
@@ -281,27 +278,23 @@ func (j *journal) watch(b *harness.Broker) (stop func()) {
 	}
 }
 
-// leastCommitted returns what a question asked now must be answered with at least by the running broker, and by the next.
-func (j *journal) leastCommitted() (least [2][crashPartitions]int64, life int) {
+// leastCommitted returns what a question asked now must be answered with at least, by the running broker or a later one.
+func (j *journal) leastCommitted() [crashPartitions]int64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	least = [2][crashPartitions]int64{j.observed, j.committed}
+	least := j.observed
 	for p, committed := range j.committed {
-		least[0][p] = max(least[0][p], committed)
+		least[p] = max(least[p], committed)
 	}
-	return least, j.lives
+	return least
 }
 
-// compare checks an answer to a question asked in a life of the broker. Committed offsets never go back, are never below
-// what was acknowledged before the question, nor above what was processed before the answer.
-func (j *journal) compare(answer kadm.OffsetResponses, least [2][crashPartitions]int64, life int) {
+// compare checks an answer. Committed offsets never go back, whichever broker tells of them, are never below what was
+// acknowledged before the question, nor above what was processed before the answer.
+func (j *journal) compare(answer kadm.OffsetResponses, least [crashPartitions]int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	low, same := least[0], life == j.lives
-	if !same {
-		low = least[1]
-	}
-	for p, low := range low {
+	for p, low := range least {
 		at := int64(0)
 		if o, ok := answer.Lookup(crashTopic, int32(p)); ok {
 			at = o.At
@@ -309,18 +302,8 @@ func (j *journal) compare(answer kadm.OffsetResponses, least [2][crashPartitions
 		if at < low || at > j.processed[p] {
 			j.fault("partition %d: the broker says that %d is committed; it must be from %d to %d", p, at, low, j.processed[p])
 		}
-		if same {
-			j.observed[p] = max(j.observed[p], at)
-		}
+		j.observed[p] = max(j.observed[p], at)
 	}
-}
-
-// brokerDied notes the end of a life.
-func (j *journal) brokerDied() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.lives++
-	j.observed = j.committed
 }
 
 // awaitCommits waits for n more acknowledged commits in all, of at least so many partitions.
