@@ -55,7 +55,7 @@ func (g *group) lookAtTopics() (changed bool, err error) {
 		byName: map[string]Topic{}, names: map[[16]byte]string{}, matches: map[string][]string{},
 		version: g.c.topics.Version(), looked: time.Now(),
 	}
-	for name := range g.subscribedNames(next.matches) {
+	for name := range g.subscribedNames(&next) {
 		t, ok, err := g.c.topics.Topic(name)
 		if err != nil {
 			g.c.log.Warn("topics of a consumer group cannot be read", zap.String("group", g.name), zap.String("topic", name), zap.Error(err))
@@ -73,28 +73,31 @@ func (g *group) lookAtTopics() (changed bool, err error) {
 	return changed, nil
 }
 
-// subscribedNames returns the topics that members read, and fills matches.
-func (g *group) subscribedNames(matches map[string][]string) map[string]bool {
+// subscribedNames returns the topics that members read, and fills the matches of next. Those of the last look are good if
+// the topics are still the same.
+func (g *group) subscribedNames(next *subscribedMetadata) map[string]bool {
+	last := &g.consumer.topics
+	same := last.byName != nil && last.version == next.version
+	var all []string
 	names := map[string]bool{}
 	for _, m := range g.consumer.members {
 		for _, t := range m.topics {
 			names[t] = true
 		}
-		if m.pattern == nil {
+		if m.pattern == nil || next.matches[m.regex] != nil {
 			continue
 		}
-		if _, ok := matches[m.regex]; ok {
-			continue
-		}
-		matched := []string{}
-		for _, t := range g.c.topics.Names() {
-			if m.pattern.compiled.MatchString(t) {
-				matched = append(matched, t)
-				names[t] = true
+		matched := last.matches[m.regex]
+		if matched == nil || !same {
+			if all == nil {
+				all = g.c.topics.Names()
 			}
+			matched = m.pattern.matching(all)
 		}
-		slices.Sort(matched)
-		matches[m.regex] = matched
+		for _, t := range matched {
+			names[t] = true
+		}
+		next.matches[m.regex] = matched
 	}
 	return names
 }

@@ -3,6 +3,7 @@ package groups
 import (
 	"regexp"
 	"regexp/syntax"
+	"slices"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
 )
@@ -84,6 +85,18 @@ func (p *topicPattern) compile() *kafkaproto.Error {
 	}
 	p.compiled = compiled
 	return nil
+}
+
+// matching returns those of the topics that the pattern matches, sorted; an empty slice for none.
+func (p *topicPattern) matching(topics []string) []string {
+	matched := []string{}
+	for _, t := range topics {
+		if p.compiled.MatchString(t) {
+			matched = append(matched, t)
+		}
+	}
+	slices.Sort(matched)
+	return matched
 }
 
 // setRegex makes a member subscribe with an expression, whose pattern is nil if it cannot be used: then it matches

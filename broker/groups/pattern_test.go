@@ -5,6 +5,7 @@ import (
 	"regexp/syntax"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
 )
@@ -118,5 +119,27 @@ func TestStoredRegexUnusable(t *testing.T) {
 			wantErr(t, "heartbeat", c.beat().Err, nil)
 		}
 		want(t, "partitions of the others", b.owned.union(c.owned), parts(0, 1, 2, 3))
+	})
+}
+
+// A look lists the topics once for all expressions, and not at all if nothing has changed since they were matched.
+func TestTopicsListedOnce(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		a, b, c := f.consumer("a", matching("ord.*")), f.consumer("b", matching("orders|x")), f.consumer("c", matching("none"))
+		for i, m := range []*fakeConsumer{a, b, c} {
+			wantErr(t, "join", m.join().Err, nil)
+			want(t, "lists", f.topics.listed, i+1)
+		}
+		f.settle(a, b, c)
+		b.leave()
+		f.settle(a, c)
+		pass(11 * time.Second)
+		f.settle(a, c)
+		want(t, "lists", f.topics.listed, 3)
+		f.topics.set("order-book", 9)
+		pass(2 * time.Second)
+		f.settle(a, c)
+		want(t, "lists", f.topics.listed, 4)
+		want(t, "partitions", len(a.owned), 5)
 	})
 }
