@@ -58,9 +58,11 @@ func (c *Coordinator) DescribeConsumer(group string) (ConsumerDescription, *kafk
 	return d, nil
 }
 
-// subscription adds the topics that members read.
+// subscription adds the topics that members read. Before the first look after a restart it is not known what expressions
+// match: it may be any topic.
 func (cg *consumerGroup) subscription(s *subscription) {
 	for _, m := range cg.members {
+		s.unknown = s.unknown || m.pattern != nil && cg.topics.matches[m.regex] == nil
 		for _, t := range m.topics {
 			s.topics[t] = true
 		}

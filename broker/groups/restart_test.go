@@ -170,3 +170,30 @@ func TestOptions(t *testing.T) {
 		t.Error("no error for bad options")
 	}
 }
+
+// After a restart the offsets of topics that members read by an expression are neither deleted nor expire, even if no
+// member has been heard of yet.
+func TestRestartKeepsOffsetsReadByRegex(t *testing.T) {
+	inBubble(t, func(o *Options) { o.OffsetRetention, o.CleanInterval = time.Hour, 24*time.Hour }, func(t *testing.T, f *fixture) {
+		a := f.consumer("a", matching("ord.*"))
+		wantErr(t, "join", a.join().Err, nil)
+		f.settle(a)
+		f.mustCommit(&CommitRequest{Group: "g", MemberID: "a", Generation: a.epoch, GroupIDNotFound: true, Offsets: []OffsetCommit{
+			{Topic: "orders", TopicID: [16]byte{1}, Offset: 5}, {Topic: "dir/stream", TopicID: [16]byte{2}, Offset: 6},
+		}})
+		for range 150 {
+			pass(30 * time.Second)
+			a.keepAlive()
+		}
+		f.restart()
+		want(t, "clean-up", f.Clean(t.Context()), nil)
+		want(t, "committed", f.committed(), int64(5))
+		for _, topic := range []string{"orders", "dir/stream"} {
+			deleted := get(t, f.DeleteOffsets("g", []Partition{{topic, 0}}))
+			wantErr(t, "delete "+topic, deleted.Errs[0], kafkaproto.ErrGroupSubscribedToTopic)
+		}
+		f.settle(a)
+		wantErr(t, "delete what is not read", get(t, f.DeleteOffsets("g", []Partition{{"dir/stream", 0}})).Errs[0], nil)
+		wantErr(t, "delete what is read", get(t, f.DeleteOffsets("g", []Partition{{"orders", 0}})).Errs[0], kafkaproto.ErrGroupSubscribedToTopic)
+	})
+}
