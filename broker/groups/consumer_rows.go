@@ -285,12 +285,12 @@ func (g *group) flush(done func(error)) {
 	if done != nil {
 		g.waiters = append(g.waiters, done)
 	}
-	if g.flushQueued || !g.unwritten() && done == nil {
+	if g.queuedFlush != nil || !g.unwritten() && done == nil {
 		return
 	}
-	g.flushQueued = true
 	g.stored = g.stored || g.consumer != nil
 	b := &rowBatch{}
+	g.queuedFlush = b
 	g.enqueue(&write{
 		prepare: func() ([]Change, error) { return g.takeRows(b) },
 		done:    func(err error) { g.rowsWritten(b, err) },
@@ -306,7 +306,7 @@ func (b *rowBatch) take(g *group) {
 		return
 	}
 	b.taken, b.group, b.head, b.rows, b.waiters = true, g.consumer, g.headChanged, g.changedRows, g.waiters
-	g.flushQueued, g.headChanged, g.changedRows, g.waiters = false, false, nil, nil
+	g.queuedFlush, g.headChanged, g.changedRows, g.waiters = nil, false, nil, nil
 }
 
 // takeRows encodes all rows that have changed. It is called by the writer.
@@ -365,7 +365,8 @@ func (g *group) rowsWritten(b *rowBatch, err error) {
 		if b.group != nil {
 			b.group.adopted = false
 		}
-	case g.state != Dead:
+	case g.state != Dead && g.consumer == b.group:
+		// Rows of an earlier life of the group are not removed without its row: they would be missing there.
 		g.headChanged = g.headChanged || b.head && g.consumer != nil
 		for id := range b.rows {
 			if g.changedRows == nil {

@@ -88,11 +88,12 @@ type group struct {
 	// consumer is nil unless the broker assigns the partitions (KIP-848). The members are there then.
 	consumer *consumerGroup
 	// headChanged and changedRows tell which rows of a consumer group are not what is stored: its own, and those of the
-	// members of these ids, or that had them. waiters are called when a write that is queued (flushQueued) has made all
+	// members of these ids, or that had them. waiters are called when a write that is queued (queuedFlush) has made all
 	// durable that came before.
-	headChanged, flushQueued bool
-	changedRows              map[string]bool
-	waiters                  []func(error)
+	headChanged bool
+	changedRows map[string]bool
+	queuedFlush *rowBatch
+	waiters     []func(error)
 
 	queue   []*write
 	writing bool

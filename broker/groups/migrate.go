@@ -55,6 +55,16 @@ func (g *group) forgetRows(head Change) []Change {
 	return changes
 }
 
+// takeWaiters returns those who wait for a flush that is queued, which has nothing left to write then.
+func (g *group) takeWaiters() []func(error) {
+	waiters := g.waiters
+	if g.queuedFlush != nil {
+		g.queuedFlush.taken = true
+	}
+	g.queuedFlush, g.waiters = nil, nil
+	return waiters
+}
+
 // upgrade makes a classic group with members a consumer group, whose members go on with JoinGroup (Kafka:
 // convertToConsumerGroup). They keep what they are assigned.
 func (g *group) upgrade() *kafkaproto.Error {
@@ -219,7 +229,16 @@ func (g *group) downgrade() {
 	g.setState(Stable)
 	head := Change{groupKey(g.name), g.row(true, nil).encode()}
 	// If this fails the group is still what it was when the broker starts again, and its members find out by their epochs.
-	g.enqueue(&write{changes: g.forgetRows(head), done: func(error) {}})
+	waiters := g.takeWaiters()
+	g.enqueue(&write{changes: g.forgetRows(head), done: func(err error) {
+		if err != nil {
+			waiters = append(waiters, g.waiters...) // they wait for this: nothing else is there to be flushed
+			g.waiters = nil
+		}
+		for _, done := range waiters {
+			done(err)
+		}
+	}})
 	for _, m := range g.members {
 		g.keepAlive(m)
 	}

@@ -425,3 +425,32 @@ func TestRejoinMetadataBounded(t *testing.T) {
 		})
 	}
 }
+
+// Whoever makes the group a classic one is told if that cannot be written, and a restart finds the group as it was.
+func TestDowngradeFails(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		m := f.classicStable()
+		b := f.consumers("b")[0]
+		f.rows.set(nil, time.Second)
+		beat := f.ConsumerHeartbeat(b.request(0)) // rejoins, so a write is on its way
+		pass(0)
+		f.rows.set(errStorage, time.Second)
+		changed := b.request(2)
+		changed.RackID = &changed.MemberID
+		queued := f.ConsumerHeartbeat(changed)
+		left := f.ConsumerHeartbeat(b.request(leaveEpoch))
+		mustWait(t, left)
+		pass(3 * time.Second)
+		get(t, beat)
+		wantErr(t, "queued before", get(t, queued).Err, kafkaproto.ErrUnknownServerError)
+		wantErr(t, "leave", get(t, left).Err, kafkaproto.ErrUnknownServerError)
+		f.rows.set(nil, 0)
+		f.restart()
+		d, err := f.DescribeConsumer("g")
+		wantErr(t, "describe", err, nil)
+		want(t, "members", len(d.Members), 2)
+		wantErr(t, "leave again", f.consumer("b").leave().Err, nil)
+		f.wantState(PreparingRebalance)
+		wantErr(t, "told to rejoin", f.beatClassic(m), kafkaproto.ErrIllegalGeneration)
+	})
+}
