@@ -644,3 +644,19 @@ func TestThousandConsumers(t *testing.T) {
 		want(t, "rows", f.rows.keys(), []string{"group/g"})
 	})
 }
+
+// A commit to a group whose first writes have failed is not stored without the row of the group.
+func TestCommitAfterFailedJoin(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		f.rows.set(kafkaproto.ErrCoordinatorNotAvailable, 0)
+		a := f.consumer("a")
+		wantErr(t, "join", a.join().Err, kafkaproto.ErrCoordinatorNotAvailable)
+		f.rows.set(nil, 0)
+		r := commit(nobody, 5)
+		r.MemberID, r.Generation, r.GroupIDNotFound = "a", 1, true
+		f.mustCommit(r)
+		f.restart()
+		f.wantConsumerState(Stable, 1)
+		want(t, "committed", f.committed(), int64(5))
+	})
+}

@@ -151,6 +151,7 @@ func (g *group) commit(changes []Change, done func(error)) {
 	if g.state == Dead {
 		g.setState(Empty)
 	}
+	g.flush(nil) // a consumer group whose row could not be written: offsets without one are never cleaned up
 	withRow := !g.stored || g.unsaved && g.state == Empty
 	if withRow {
 		changes = append(changes, g.emptyRow())
