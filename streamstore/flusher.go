@@ -1,6 +1,7 @@
 package streamstore
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -121,7 +122,7 @@ func (f *flusher) run(ctx context.Context) {
 		case c := <-f.results:
 			c.uploaded = true
 			if err := f.completeHead(ctx); err != nil {
-				f.store.fail(err)
+				f.store.fail(failure(err))
 				return
 			}
 		case <-timer.C:
@@ -220,15 +221,7 @@ func (f *flusher) build(entries []*tailEntry) (*commit, error) {
 			appends = append(appends, e)
 		}
 	}
-	slices.SortStableFunc(appends, func(a, b *tailEntry) int {
-		switch {
-		case a.stream.id < b.stream.id:
-			return -1
-		case a.stream.id > b.stream.id:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(appends, func(a, b *tailEntry) int { return cmp.Compare(a.stream.id, b.stream.id) })
 	c.object = f.buffer(c.bytes)[:commitHeaderSize]
 	for len(appends) > 0 {
 		n := 1
@@ -499,7 +492,7 @@ func (f *flusher) completeHead(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return failure(c.err)
+			return c.err
 		case c.burned:
 			return f.renumber(ctx)
 		}
@@ -604,7 +597,7 @@ func (f *flusher) finishWaiters() {
 
 // buffer returns an empty object buffer with room for about size bytes.
 func (f *flusher) buffer(size int64) []byte {
-	want := int(size) + size64K
+	want := int(size) + bufferSlack
 	for i, b := range f.buffers {
 		if cap(b) >= want {
 			f.buffers = slices.Delete(f.buffers, i, i+1)
@@ -617,7 +610,8 @@ func (f *flusher) buffer(size int64) []byte {
 	return make([]byte, 0, want)
 }
 
-const size64K = 64 << 10
+// bufferSlack is room for header, state section and footer of an ordinary commit.
+const bufferSlack = 64 << 10
 
 // position is how far the database has followed the log. Its row:
 //
