@@ -58,8 +58,10 @@ func pebbleReference(ctx context.Context, work string, size int) (float64, error
 	return pebbleAlone(ctx, dir, size, connections*inflight, *duration/2)
 }
 
-func produceOnce(ctx context.Context, work string, size, partitions int, reference float64) error {
-	dir, err := freshDir(work, "produce")
+// withServer runs a broker on a new folder with the topic "bench", hands it to use, and
+// stops it.
+func withServer(ctx context.Context, work, name string, partitions int, use func(s *server, dir string) error) error {
+	dir, err := freshDir(work, name)
 	if err != nil {
 		return err
 	}
@@ -68,25 +70,41 @@ func produceOnce(ctx context.Context, work string, size, partitions int, referen
 	if err != nil {
 		return err
 	}
-	if err := createTopic(ctx, s.addr, "bench", partitions); err != nil {
-		return errors.Join(err, s.stop())
+	if err = createTopic(ctx, s.addr, "bench", partitions); err == nil {
+		err = use(s, dir)
 	}
+	return errors.Join(err, s.stop())
+}
+
+// cpuPerGB calls work, which returns bytes, and tells what the broker used for a GB.
+func (s *server) cpuPerGB(work func() (bytes int64, err error)) (seconds float64, err error) {
 	before, err := s.cpu()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	load := produceLoad{s.addr, "bench", partitions, makeBatch(size), connections, inflight, math.MaxInt64}
-	bytes, took, err := load.run(ctx, *duration)
+	bytes, err := work()
 	if err != nil {
-		return errors.Join(err, s.stop())
+		return 0, err
 	}
 	after, err := s.cpu()
-	if err != nil {
-		return err
-	}
-	r := rate(bytes, took)
-	fmt.Printf("%-12s %-10d %10.0f %10.0f %8.2f %10.2f\n", kib(size), partitions, r, reference, r/reference, (after-before).Seconds()/(float64(bytes)/1e9))
-	return s.stop()
+	return (after - before).Seconds() / (float64(bytes) / 1e9), err
+}
+
+func produceOnce(ctx context.Context, work string, size, partitions int, reference float64) error {
+	return withServer(ctx, work, "produce", partitions, func(s *server, _ string) error {
+		load := produceLoad{s.addr, "bench", partitions, makeBatch(size), connections, inflight, math.MaxInt64}
+		var r float64
+		cpu, err := s.cpuPerGB(func() (int64, error) {
+			bytes, took, err := load.run(ctx, *duration)
+			r = rate(bytes, took)
+			return bytes, err
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%-12s %-10d %10.0f %10.0f %8.2f %10.2f\n", kib(size), partitions, r, reference, r/reference, cpu)
+		return nil
+	})
 }
 
 func kib(n int) string { return fmt.Sprintf("%d KiB", n>>10) }
@@ -94,34 +112,22 @@ func kib(n int) string { return fmt.Sprintf("%d KiB", n>>10) }
 // benchOrdinaryProducer shows what an unchanged franz-go producer reaches.
 func benchOrdinaryProducer(ctx context.Context, work string) error {
 	for _, partitions := range []int{1, 16} {
-		dir, err := freshDir(work, "ordinary")
+		err := withServer(ctx, work, "ordinary", partitions, func(s *server, _ string) error {
+			var r float64
+			cpu, err := s.cpuPerGB(func() (int64, error) {
+				bytes, took, err := ordinaryProducer(ctx, s.addr)
+				r = rate(bytes, took)
+				return bytes, err
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Printf("%-12s %-10d %10.0f %10s %8s %10.2f\n", "franz-go", partitions, r, "", "", cpu)
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		s, err := startServer(ctx, dir)
-		if err != nil {
-			return err
-		}
-		if err := createTopic(ctx, s.addr, "bench", partitions); err != nil {
-			return errors.Join(err, s.stop())
-		}
-		before, err := s.cpu()
-		if err != nil {
-			return err
-		}
-		bytes, took, err := ordinaryProducer(ctx, s.addr)
-		if err != nil {
-			return errors.Join(err, s.stop())
-		}
-		after, err := s.cpu()
-		if err != nil {
-			return err
-		}
-		fmt.Printf("%-12s %-10d %10.0f %10s %8s %10.2f\n", "franz-go", partitions, rate(bytes, took), "", "", (after-before).Seconds()/(float64(bytes)/1e9))
-		if err := s.stop(); err != nil {
-			return err
-		}
-		os.RemoveAll(dir)
 	}
 	return nil
 }
@@ -250,33 +256,23 @@ func consumeAll(ctx context.Context, s *server, from string, produced float64) e
 // benchLatency: from the call to produce until the consumer has the record.
 func benchLatency(ctx context.Context, work string) error {
 	const perSecond = 2000
-	dir, err := freshDir(work, "latency")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	s, err := startServer(ctx, dir)
-	if err != nil {
-		return err
-	}
-	if err := createTopic(ctx, s.addr, "bench", 16); err != nil {
-		return errors.Join(err, s.stop())
-	}
-	measuring, stopSyncs := context.WithCancel(ctx)
-	defer stopSyncs()
-	syncsDone := make(chan syncResult, 1)
-	go func() { syncsDone <- syncLatency(measuring, dir) }()
-	latencies, err := measureLatency(ctx, s.addr, perSecond, *duration)
-	stopSyncs()
-	syncs := <-syncsDone
-	if err := errors.Join(err, syncs.err); err != nil {
-		return errors.Join(err, s.stop())
-	}
-	fmt.Printf("\nlatency from produce to consume, %d records/s of 1 KiB, franz-go on both sides, local durability\n", perSecond)
-	fmt.Printf("%-28s %10s %10s %10s %10s\n", "", "p50", "p99", "p99.9", "max")
-	printPercentiles("produce to consume", latencies)
-	printPercentiles("reference: write and fsync", syncs.list)
-	return s.stop()
+	return withServer(ctx, work, "latency", 16, func(s *server, dir string) error {
+		measuring, stopSyncs := context.WithCancel(ctx)
+		defer stopSyncs()
+		syncsDone := make(chan syncResult, 1)
+		go func() { syncsDone <- syncLatency(measuring, dir) }()
+		latencies, err := measureLatency(ctx, s.addr, perSecond, *duration)
+		stopSyncs()
+		syncs := <-syncsDone
+		if err := errors.Join(err, syncs.err); err != nil {
+			return err
+		}
+		fmt.Printf("\nlatency from produce to consume, %d records/s of 1 KiB, franz-go on both sides, local durability\n", perSecond)
+		fmt.Printf("%-28s %10s %10s %10s %10s\n", "", "p50", "p99", "p99.9", "max")
+		printPercentiles("produce to consume", latencies)
+		printPercentiles("reference: write and fsync", syncs.list)
+		return nil
+	})
 }
 
 func printPercentiles(name string, list []time.Duration) {
