@@ -72,9 +72,90 @@ func TestGroupKill(t *testing.T) {
 	}
 }
 
+// TestConsumerGroupKill is the same with a group whose partitions the broker assigns (KIP-848): its members go on where
+// they were, in whatever state of a reconciliation it died.
+func TestConsumerGroupKill(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, durability string
+		kills            int
+		// loseDisk removes the data directory each time.
+		loseDisk bool
+	}{
+		{"local durability", "local", 10, false},
+		{"remote durability, disk lost", "remote", 5, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := harness.Start(t, harness.Config{Flags: []string{
+				"--durability", test.durability, "--flush-interval", "50ms",
+				// The session outlasts any pause of the broker, so that no member is taken for dead that only waits.
+				"--group-consumer-heartbeat-interval", "200ms", "--group-consumer-session-timeout", "10s",
+			}})
+			createTopic(t, b, crashTopic, crashPartitions)
+			j := newJournal(t)
+			j.member = []kgo.Opt{kgo.ServerSideBalancer()}
+			stopProducing := j.produce(b)
+			dynamic, static := j.join(b), j.join(b, kgo.InstanceID("static"))
+			stopWatching := j.watch(b)
+			for i := range test.kills {
+				j.awaitCommits(2*crashPartitions, crashPartitions)
+				switch i % 5 {
+				case 1, 4: // the static member is away when the broker dies, and its partitions wait for it
+					static.stop()
+				case 2: // the broker dies while the partitions of one that has left go to one that has come
+					dynamic.stop()
+					dynamic = j.join(b)
+				}
+				b.Kill()
+				if test.loseDisk {
+					if err := os.RemoveAll(b.DataDir); err != nil {
+						t.Fatal(err)
+					}
+				}
+				switch i % 5 {
+				case 1, 4:
+					static = j.join(b, kgo.InstanceID("static"))
+				case 3: // a member dies with the broker, which finds out when its session ends
+					dynamic.die()
+					dynamic = j.join(b)
+				}
+				b.Start()
+			}
+			j.awaitCommits(2*crashPartitions, crashPartitions)
+			j.checkConsumerGroup(b)
+			ends := stopProducing()
+			until(t, "all records are committed", func() bool { return j.committedAll(ends) })
+			dynamic.stop()
+			static.stop()
+			stopWatching()
+			j.report(ends)
+		})
+	}
+}
+
+// checkConsumerGroup makes sure that the members did not fall back to the classic protocol.
+func (j *journal) checkConsumerGroup(b *harness.Broker) {
+	j.t.Helper()
+	ctx := testContext(j.t)
+	described, err := newAdmin(j.t, b.Addr).DescribeConsumerGroups(ctx, crashGroup)
+	if err == nil {
+		err = described.Error()
+	}
+	if err != nil {
+		j.t.Fatalf("describing the group: %v", err)
+	}
+	if n := len(described[crashGroup].Members); n != 2 {
+		j.t.Errorf("the group has %d members, want 2", n)
+	}
+}
+
 // journal knows what a group has done and holds it to what committing promises.
 type journal struct {
-	t  *testing.T
+	t *testing.T
+	// member are options of all members.
+	member []kgo.Opt
+
 	mu sync.Mutex
 	// processed and committed are the ends, per partition, of what any member has processed and of what an acknowledged
 	// commit covers; never is committed above processed.
@@ -150,13 +231,18 @@ type worker struct {
 	next   map[int32]int64
 	cancel context.CancelFunc
 	done   chan struct{}
+	// disconnect makes the client unable to send anything more.
+	disconnect context.CancelFunc
 }
 
 // join starts a member. A dynamic one leaves the group when it stops; a static one stays until its session ends.
 func (j *journal) join(b *harness.Broker, opts ...kgo.Opt) *worker {
 	w := &worker{j: j, next: make(map[int32]int64), done: make(chan struct{})}
-	w.c = newKgo(j.t, b.Addr, append(append(patient(), opts...),
-		kgo.ConsumerGroup(crashGroup), kgo.ConsumeTopics(crashTopic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+	life, disconnect := context.WithCancel(context.Background())
+	j.t.Cleanup(disconnect)
+	w.disconnect = disconnect
+	w.c = newKgo(j.t, b.Addr, append(append(append(patient(), j.member...), opts...),
+		kgo.WithContext(life), kgo.ConsumerGroup(crashGroup), kgo.ConsumeTopics(crashTopic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
 		// The session outlasts any pause of the broker, so that no member is taken for dead that only waits.
 		kgo.SessionTimeout(10*time.Second), kgo.HeartbeatInterval(200*time.Millisecond), kgo.FetchMaxWait(100*time.Millisecond),
@@ -233,6 +319,13 @@ func (j *journal) acknowledged(records []*kgo.Record) {
 		}
 		j.committed[r.Partition] = max(j.committed[r.Partition], r.Offset+1)
 	}
+}
+
+// die ends the member without telling the broker.
+func (w *worker) die() {
+	w.j.t.Helper()
+	w.disconnect()
+	w.stop()
 }
 
 // stop ends the member and waits until it works no more.
