@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,10 +23,10 @@ const (
 	logLines     = 40 // of the broker's log that are printed with a failure
 )
 
-// broker is a running brooklet process with a data folder of its own.
+// broker is a running brooklet process.
 type broker struct {
 	addr   string
-	dir    string
+	dir    string // removed by stop; "" for none
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when the process has ended and its log was read
 	listen chan string   // gets the address that is served
@@ -34,16 +35,27 @@ type broker struct {
 	log []string
 }
 
+// startBroker runs a broker with a folder of its own, which stop removes.
 func startBroker(ctx context.Context, binary string) (*broker, error) {
 	dir, err := os.MkdirTemp("", "brooklet-compat-")
 	if err != nil {
 		return nil, err
 	}
-	b := &broker{dir: dir, ended: make(chan struct{}), listen: make(chan string, 1)}
-	b.cmd = exec.Command(binary, "serve",
-		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--data-dir", filepath.Join(dir, "data"),
+	b, err := launchBroker(ctx, binary, "127.0.0.1:0", filepath.Join(dir, "data"))
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	b.dir = dir
+	return b, nil
+}
+
+// launchBroker runs a broker at an address, on a data folder that the caller keeps.
+func launchBroker(ctx context.Context, binary, listen, data string, flags ...string) (*broker, error) {
+	b := &broker{ended: make(chan struct{}), listen: make(chan string, 1)}
+	b.cmd = exec.Command(binary, append([]string{"serve",
+		"--listen", listen, "--admin-listen", "127.0.0.1:0", "--data-dir", data,
 		"--auto-create-topics", "--default-retention", "forever", // the records of the duties are years old
-		"--log-format", "json")
+		"--log-format", "json"}, flags...)...)
 	b.cmd.Env = withoutSettings(os.Environ())
 	stderr, err := b.cmd.StderrPipe()
 	if err != nil {
@@ -103,7 +115,13 @@ func (b *broker) logTail() string {
 	return strings.Join(b.log[max(len(b.log)-logLines, 0):], "")
 }
 
-// stop ends the process, the hard way if need be, and removes its folder.
+// kill ends the process as kill -9 does.
+func (b *broker) kill() {
+	_ = b.cmd.Process.Kill() // it may have ended by itself
+	<-b.ended
+}
+
+// stop ends the process, the hard way if need be, and removes its folder if it has one of its own.
 func (b *broker) stop() {
 	_ = b.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
 	select {
@@ -111,6 +129,9 @@ func (b *broker) stop() {
 	case <-time.After(stopTimeout):
 		_ = b.cmd.Process.Kill()
 		<-b.ended
+	}
+	if b.dir == "" {
+		return
 	}
 	if err := os.RemoveAll(b.dir); err != nil {
 		fmt.Fprintln(os.Stderr, "compat:", err)

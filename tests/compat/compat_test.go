@@ -54,7 +54,7 @@ func TestSkipsHaveReasons(t *testing.T) {
 // Names become parts of topics and groups, and -client and -duty choose by them.
 func TestNamesAreUnique(t *testing.T) {
 	seen := make(map[string]bool)
-	for _, j := range jobs() {
+	for _, j := range jobs("") {
 		if seen[j.title()] {
 			t.Errorf("%s appears twice", j.title())
 		}

@@ -7,12 +7,13 @@
 //
 //	go run ./tests/compat -client kafkajs,kcat -duty group
 //
-//	main.go     flags and order of events
-//	broker.go   the broker under test
-//	install.go  the cache folder
-//	clients.go  the clients: where they come from and how they are started
-//	check.go    what the broker has, as seen by another client
-//	tools.go    the command line tools of Kafka
-//	suites.go   tests that clients bring along
-//	report.go   tables
+//	main.go         flags and order of events
+//	broker.go       the broker under test
+//	install.go      the cache folder
+//	clients.go      the clients: where they come from and how they are started
+//	check.go        what the broker has, as seen by another client
+//	tools.go        the command line tools of Kafka
+//	suites.go       tests that clients bring along
+//	objectstore.go  a real S3 server below the broker
+//	report.go       tables
 package main

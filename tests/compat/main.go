@@ -63,7 +63,7 @@ func main() {
 	)
 	flag.Parse()
 	if *list {
-		for _, j := range jobs() {
+		for _, j := range jobs(*binary) {
 			fmt.Printf("%s: %s\n", j.title(), strings.Join(j.tasks(), " "))
 		}
 		return
@@ -95,13 +95,13 @@ func split(names string) []string {
 	return strings.Split(names, ",")
 }
 
-// jobs are all of them, in the order of the tables.
-func jobs() []job {
+// jobs are all of them, in the order of the tables. Some start brokers of their own, of a binary.
+func jobs(binary string) []job {
 	var all []job
 	for _, c := range clients() {
 		all = append(all, c)
 	}
-	return append(all, kafkaTools(), franzSuite())
+	return append(all, kafkaTools(), franzSuite(), versityStore(binary))
 }
 
 // runner runs jobs against one broker.
@@ -116,7 +116,7 @@ type runner struct {
 
 func (r *runner) run(ctx context.Context, binary, cache string) ([]*report, error) {
 	var chosen []*report
-	for _, j := range jobs() {
+	for _, j := range jobs(binary) {
 		if len(r.clients) == 0 || slices.Contains(r.clients, j.title()) {
 			chosen = append(chosen, &report{job: j, outcomes: make(map[string]outcome)})
 		}
