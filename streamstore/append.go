@@ -31,7 +31,16 @@ type AppendRequest struct {
 	// AnyOffset.
 	Expected int64
 	Ack      Ack
+	// Close closes the stream behind this batch, in one step with it.
+	Close bool
+	// FromZero refuses the first batch of a producer that the stream does not know,
+	// or knows no more, unless its sequence number is 0.
+	FromZero bool
 }
+
+// UnknownOffset stands for the offsets of a duplicate that the stream no longer
+// remembers.
+const UnknownOffset = -1
 
 // Appended tells what became of an append.
 type Appended struct {
@@ -39,7 +48,7 @@ type Appended struct {
 	LastOffset  int64 // offset of the last record
 	StartOffset int64 // the stream's start offset
 	// Duplicate: the batch was appended before, at these offsets, and is not
-	// appended again.
+	// appended again. The offsets are UnknownOffset if it was too long ago.
 	Duplicate bool
 	// Timestamp is the batch's largest timestamp, of a duplicate the original
 	// one's, in ms since 1970.
@@ -90,6 +99,11 @@ func (s *Store) Append(ctx context.Context, req AppendRequest) (Appended, error)
 	if err := s.admit(ctx, size); err != nil {
 		return Appended{}, err
 	}
+	if req.Close {
+		// It changes the stream's row, as transactions do.
+		s.meta.Lock()
+		defer s.meta.Unlock()
+	}
 	appended, queued, err := s.appendAdmitted(batch, req, size)
 	if !queued {
 		s.unflushed.Release(size)
@@ -125,6 +139,12 @@ func (s *Store) appendAdmitted(batch recordBatch, req AppendRequest, size int64)
 		if err != nil || duplicate.Duplicate {
 			return duplicate, false, err
 		}
+		if first := batch.baseSequence(); req.FromZero && first != 0 && !p.live.known() {
+			return Appended{}, false, &SequenceError{Got: first, Expected: 0}
+		}
+	}
+	if st.mu.row.closed {
+		return Appended{}, false, &StreamClosedError{Next: st.mu.next}
 	}
 	if req.Expected != AnyOffset && req.Expected != st.mu.next {
 		return Appended{}, false, &ConflictError{Expected: req.Expected, Next: st.mu.next}
@@ -134,10 +154,19 @@ func (s *Store) appendAdmitted(batch recordBatch, req AppendRequest, size int64)
 	if s.opts.Durability == Remote && entry.wantSync {
 		entry.synced = make(chan struct{})
 	}
+	if req.Close {
+		row := st.mu.row
+		row.closed = true
+		if entry.txn, err = s.rowMutation(st.id, &row); err != nil {
+			s.unplaceLocked(st, entry)
+			return Appended{}, false, err
+		}
+	}
 	if err := s.queue.push(entry); err != nil {
 		s.unplaceLocked(st, entry)
 		return Appended{}, false, err
 	}
+	st.mu.row.closed, st.mu.lastWrite = req.Close, entry.appended
 	if p != nil {
 		p.live.add(batch.producerEpoch(), sequencesOf(batch), entry.appended)
 		p.unflushed++
@@ -166,8 +195,7 @@ func (e *tailEntry) ackChannel(ack Ack) <-chan struct{} {
 // checkProducerLocked applies the rules of idempotent producers. A duplicate is
 // acknowledged when the original is.
 func (s *Store) checkProducerLocked(st *stream, p *producer, batch recordBatch, ack Ack) (Appended, error) {
-	first := batch.baseSequence()
-	original, err := p.live.check(batch.producerEpoch(), first, lastSequence(first, batch.lastOffsetDelta()))
+	original, err := p.live.check(batch)
 	if err != nil || original == nil {
 		return Appended{}, err
 	}
@@ -178,6 +206,10 @@ func (s *Store) checkProducerLocked(st *stream, p *producer, batch recordBatch, 
 		Duplicate:   true,
 		Timestamp:   original.timestamp,
 		store:       s,
+	}
+	if original.baseOffset == UnknownOffset {
+		// It came before what the producer appended last: that is durable no earlier.
+		original = &p.live.batches[len(p.live.batches)-1]
 	}
 	if i, ok := st.findTailLocked(original.baseOffset); ok {
 		appended.done = st.mu.tail[i].ackChannel(ack)
@@ -218,10 +250,9 @@ func (s *Store) unplaceLocked(st *stream, entry *tailEntry) {
 const LeaderEpoch = 0
 
 func sequencesOf(batch recordBatch) producerBatch {
-	first := batch.baseSequence()
 	return producerBatch{
-		firstSequence: first,
-		lastSequence:  lastSequence(first, batch.lastOffsetDelta()),
+		firstSequence: batch.baseSequence(),
+		lastSequence:  lastSequence(batch),
 		baseOffset:    batch.baseOffset(),
 		lastOffset:    batch.lastOffset(),
 		timestamp:     batch.maxTimestamp(),

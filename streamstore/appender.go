@@ -93,9 +93,11 @@ const (
 // Kinds of tail entries. A tail row's value is the kind (1 byte), and
 //
 //	append:       stream id (8 bytes, big-endian), the record batch
+//	both:         the same, then what is behind the kind of a transaction
 //	transaction:  see mutation.encode
 const (
 	tailAppend      = 'a'
+	tailBoth        = 'b'
 	tailTransaction = 'm'
 
 	tailAppendHeader = 1 + 8
@@ -169,7 +171,7 @@ func (a *appender) write(group []*tailEntry) error {
 
 func (a *appender) stage(batch *pebble.Batch, e *tailEntry) error {
 	if e.txn != nil {
-		if err := batch.Set(tailKey(e.number), e.txn.encode(), nil); err != nil {
+		if err := batch.Set(tailKey(e.number), e.encodeWithTxn(), nil); err != nil {
 			return err
 		}
 		return e.txn.applyTo(batch, a.store.db)
@@ -181,6 +183,17 @@ func (a *appender) stage(batch *pebble.Batch, e *tailEntry) error {
 	binary.BigEndian.PutUint64(op.Value[1:], uint64(e.stream.id))
 	copy(op.Value[tailAppendHeader:], e.batch)
 	return op.Finish()
+}
+
+// encodeWithTxn makes the tail row of an entry that has a transaction.
+func (e *tailEntry) encodeWithTxn() []byte {
+	if e.stream == nil {
+		return e.txn.encode()
+	}
+	b := append(make([]byte, 0, tailAppendHeader+len(e.batch)+64+len(e.txn.rows)), tailBoth)
+	b = binary.BigEndian.AppendUint64(b, uint64(e.stream.id))
+	b = append(b, e.batch...)
+	return append(b, e.txn.encode()[1:]...)
 }
 
 // finishApply makes a group visible to the flusher and to reads from the

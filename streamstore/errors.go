@@ -25,10 +25,11 @@ var (
 	// ErrInvalidBatch: bytes handed to Append are not one RecordBatch v2.
 	ErrInvalidBatch = errors.New("not a record batch of format version 2")
 	// ErrOutOfOrderSequence: an idempotent batch neither follows its producer's
-	// last batch nor repeats one of the last five (KIP-98).
+	// last batch nor repeats one of the last five (KIP-98). The error is a
+	// *SequenceError.
 	ErrOutOfOrderSequence = errors.New("producer sequence is out of order")
 	// ErrInvalidProducerEpoch: an idempotent batch carries an epoch lower than
-	// the highest seen for its producer id.
+	// the highest seen for its producer id. The error is a *ProducerEpochError.
 	ErrInvalidProducerEpoch = errors.New("producer epoch is stale")
 	// ErrBackpressure: too many bytes wait for the bucket (or the local disk is
 	// nearly full) and the caller's time ran out before there was room. Nothing
@@ -46,7 +47,46 @@ var (
 	ErrCorrupt = errors.New("corrupt data")
 	// ErrInvalidSettings: stream settings outside their range.
 	ErrInvalidSettings = errors.New("invalid stream settings")
+	// ErrStreamClosed: the stream takes no more appends. The error is a
+	// *StreamClosedError, which carries the final offset.
+	ErrStreamClosed = errors.New("stream is closed")
 )
+
+// StreamClosedError is the error of an append to a closed stream.
+type StreamClosedError struct {
+	Next int64 // the offset after the last record, for ever
+}
+
+func (e *StreamClosedError) Error() string {
+	return fmt.Sprintf("%v: it ends at offset %d", ErrStreamClosed, e.Next)
+}
+
+// Is makes errors.Is(err, ErrStreamClosed) true.
+func (e *StreamClosedError) Is(target error) bool { return target == ErrStreamClosed }
+
+// SequenceError is the error of an idempotent append that is out of order.
+type SequenceError struct {
+	Got, Expected int32 // sequence numbers of the batch's first record
+}
+
+func (e *SequenceError) Error() string {
+	return fmt.Sprintf("%v: it is %d, expected is %d", ErrOutOfOrderSequence, e.Got, e.Expected)
+}
+
+// Is makes errors.Is(err, ErrOutOfOrderSequence) true.
+func (e *SequenceError) Is(target error) bool { return target == ErrOutOfOrderSequence }
+
+// ProducerEpochError is the error of an idempotent append of an outdated producer.
+type ProducerEpochError struct {
+	Got, Current int16
+}
+
+func (e *ProducerEpochError) Error() string {
+	return fmt.Sprintf("%v: it is %d, the current one is %d", ErrInvalidProducerEpoch, e.Got, e.Current)
+}
+
+// Is makes errors.Is(err, ErrInvalidProducerEpoch) true.
+func (e *ProducerEpochError) Is(target error) bool { return target == ErrInvalidProducerEpoch }
 
 // ConflictError is the error of an append whose expected offset was wrong.
 type ConflictError struct {

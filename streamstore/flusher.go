@@ -636,7 +636,7 @@ func (p position) encode() []byte {
 }
 
 func decodePosition(b []byte) (p position, err error) {
-	r := newRowReader(b)
+	r := newRowReader(b, rowVersion)
 	p.number = r.uvarint()
 	p.epoch = r.uvarint()
 	copy(p.nonce[:], r.bytes(16))

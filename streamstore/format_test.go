@@ -129,7 +129,9 @@ type rowCase struct {
 }
 
 func rowCases() []rowCase {
-	row := streamRow{name: "a/b", created: 1000, start: -3, settings: Settings{Retention: 90 * time.Second, RetentionBytes: 1 << 20}}
+	row := streamRow{name: "a/b", created: 1000, start: -3, closed: true, touched: 2000, settings: Settings{
+		Retention: 90 * time.Second, RetentionBytes: 1 << 20, TTL: 300 * time.Millisecond, ContentType: "text/plain",
+	}}
 	forever := streamRow{name: "x", settings: DefaultSettings()}
 	x := extent{base: 100, last: 299, object: 7, position: 128, length: 4096, maxTimestamp: -1, written: 1500}
 	p := producerState{epoch: 3, touched: 2000, batches: []producerBatch{{5, 9, 100, 104, 1700}, {math.MaxInt32, 0, 105, 106, -1}}}
@@ -138,9 +140,9 @@ func rowCases() []rowCase {
 		rows: []byte("rows"), deletes: []StreamID{1, 1 << 40}, trims: []trimSpan{{2, 3, 400}}, expired: []producerRef{{5, 6}},
 	}
 	return []rowCase{
-		{"stream", row, "01" + "03612f62" + "d00f" + "05" + "a0fe0a" + "80808001", row.encode,
+		{"stream", row, "02" + "03612f62" + "d00f" + "05" + "a0fe0a" + "80808001" + "01" + "a01f" + "ac02" + "0a746578742f706c61696e", row.encode,
 			func(b []byte) (any, error) { return decodeStreamRow(b) }},
-		{"stream for ever", forever, "01" + "0178" + "00" + "00" + "01" + "01", forever.encode,
+		{"stream for ever", forever, "02" + "0178" + "00" + "00" + "01" + "01" + "00" + "00" + "00" + "00", forever.encode,
 			func(b []byte) (any, error) { return decodeStreamRow(b) }},
 		{"extent", x, "01" + "07" + "8001" + "8020" + "c701" + "01" + "b817", func() []byte { return x.encode(nil) },
 			func(b []byte) (any, error) { return decodeExtent(extentKey(1, 299), b) }},
@@ -174,11 +176,20 @@ func TestRows(t *testing.T) {
 					t.Errorf("%d of %d bytes: %v", n, len(b), err)
 				}
 			}
-			b[0] = rowVersion + 1
-			if _, err := c.decode(b); err == nil || !strings.Contains(err.Error(), "version 2") || !strings.Contains(err.Error(), "newer") {
+			b[0] = 200
+			if _, err := c.decode(b); err == nil || !strings.Contains(err.Error(), "version 200") || !strings.Contains(err.Error(), "newer") {
 				t.Errorf("unknown version: %v", err)
 			}
 		})
+	}
+}
+
+// Rows of earlier versions are read as what they meant.
+func TestOldRows(t *testing.T) {
+	b, _ := hex.DecodeString("01" + "03612f62" + "d00f" + "05" + "a0fe0a" + "80808001")
+	want := streamRow{name: "a/b", created: 1000, start: -3, touched: 1000, settings: Settings{Retention: 90 * time.Second, RetentionBytes: 1 << 20}}
+	if row, err := decodeStreamRow(b); err != nil || row != want {
+		t.Errorf("stream row of version 1: %+v, %v; want %+v", row, err, want)
 	}
 }
 

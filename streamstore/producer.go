@@ -1,6 +1,7 @@
 package streamstore
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -39,23 +40,45 @@ func nextSequence(last int32) int32 {
 	return last + 1
 }
 
-// lastSequence is the sequence number of a batch's last record.
-func lastSequence(base, lastOffsetDelta int32) int32 {
-	return int32((int64(base) + int64(lastOffsetDelta)) & math.MaxInt32)
+// Producers of HTTP and other protocols than Kafka's are known by names that they
+// choose. A named producer's id has this bit set, which no id that the broker hands
+// out ever has, and its sequence numbers count appends, not records.
+const namedProducerBit = 1 << 62
+
+// NamedProducer is the producer id of a producer that is known by a name: the first
+// 62 bits of the name's SHA-256 under a bit that other ids do not have. The sequence
+// number in a batch of a named producer counts its appends to the stream: each takes
+// one, however many records it has. Whatever does not exceed its last sequence number
+// in the same epoch is a duplicate, not only the last few batches.
+func NamedProducer(name string) int64 {
+	sum := sha256.Sum256([]byte(name))
+	return int64(binary.BigEndian.Uint64(sum[:])>>2 | namedProducerBit)
+}
+
+func isNamedProducer(id int64) bool { return id >= namedProducerBit }
+
+// lastSequence is the last sequence number that a batch takes.
+func lastSequence(batch recordBatch) int32 {
+	if isNamedProducer(batch.producerID()) {
+		return batch.baseSequence()
+	}
+	return int32((int64(batch.baseSequence()) + int64(batch.lastOffsetDelta())) & math.MaxInt32)
 }
 
 // check decides about a batch of the producer: a duplicate returns the
 // remembered one, nil means that the batch is to be appended. The rules are
-// those of Kafka's ProducerAppendInfo and ProducerStateEntry.
-func (p *producerState) check(epoch int16, first, last int32) (duplicate *producerBatch, err error) {
+// those of Kafka's ProducerAppendInfo and ProducerStateEntry, and for named
+// producers those of NamedProducer.
+func (p *producerState) check(batch recordBatch) (duplicate *producerBatch, err error) {
+	epoch, first, last := batch.producerEpoch(), batch.baseSequence(), lastSequence(batch)
 	switch {
 	case !p.known():
 		return nil, nil
 	case epoch < p.epoch:
-		return nil, ErrInvalidProducerEpoch
+		return nil, &ProducerEpochError{Got: epoch, Current: p.epoch}
 	case epoch > p.epoch:
 		if first != 0 {
-			return nil, ErrOutOfOrderSequence
+			return nil, &SequenceError{Got: first, Expected: 0}
 		}
 		return nil, nil
 	}
@@ -64,10 +87,20 @@ func (p *producerState) check(epoch int16, first, last int32) (duplicate *produc
 			return b, nil
 		}
 	}
-	if first != nextSequence(p.batches[len(p.batches)-1].lastSequence) {
-		return nil, ErrOutOfOrderSequence
+	newest := p.batches[len(p.batches)-1].lastSequence
+	if isNamedProducer(batch.producerID()) && sequenceBefore(first, newest) {
+		return &producerBatch{firstSequence: first, lastSequence: last, baseOffset: UnknownOffset, lastOffset: UnknownOffset, timestamp: -1}, nil
+	}
+	if expected := nextSequence(newest); first != expected {
+		return nil, &SequenceError{Got: first, Expected: expected}
 	}
 	return nil, nil
+}
+
+// sequenceBefore reports whether a comes before b, on a circle of 2^31 numbers.
+func sequenceBefore(a, b int32) bool {
+	distance := (b - a) & math.MaxInt32
+	return distance != 0 && distance < 1<<30
 }
 
 // add remembers an appended batch.
@@ -113,7 +146,7 @@ func (p *producerState) encode() []byte {
 }
 
 func decodeProducerState(b []byte) (p producerState, err error) {
-	r := newRowReader(b)
+	r := newRowReader(b, rowVersion)
 	p.epoch = int16(r.varint())
 	p.touched = r.varint()
 	for n := r.uvarint(); n > 0 && r.err == nil; n-- {

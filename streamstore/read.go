@@ -1,6 +1,7 @@
 package streamstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -163,8 +164,12 @@ func (s *Store) tailRow(e *tailEntry) (recordBatch, error) {
 	if err != nil {
 		return nil, err
 	}
-	batch := append([]byte(nil), value[tailAppendHeader:]...)
-	return batch, closer.Close()
+	defer closer.Close()
+	batch, _, ok := nextBatch(value[min(tailAppendHeader, len(value)):])
+	if !ok {
+		return nil, &CorruptError{Where: fmt.Sprintf("tail entry %d", e.number), What: "record batch", Found: "damaged", Expected: "one whole batch"}
+	}
+	return bytes.Clone(batch), nil
 }
 
 // tailBatch is the batch of an entry that is not flushed yet.

@@ -554,12 +554,18 @@ func (s *Store) decodeTail(number uint64, value []byte) (*tailEntry, error) {
 		e.txn, err = decodeMutation(value[1:])
 		return e, err
 	}
-	if len(value) < tailAppendHeader || value[0] != tailAppend {
+	if len(value) < tailAppendHeader || value[0] != tailAppend && value[0] != tailBoth {
 		return nil, corrupt("kind", bytes.Clone(value[:min(len(value), 1)]), "append or transaction")
 	}
 	batch, rest, ok := nextBatch(bytes.Clone(value[tailAppendHeader:]))
-	if !ok || len(rest) > 0 || !batch.checksumOK() {
+	if !ok || len(rest) > 0 && value[0] == tailAppend || !batch.checksumOK() {
 		return nil, corrupt("record batch", "damaged", "one whole batch")
+	}
+	if value[0] == tailBoth {
+		var err error
+		if e.txn, err = decodeMutation(rest); err != nil {
+			return nil, err
+		}
 	}
 	e.stream = &stream{id: StreamID(binary.BigEndian.Uint64(value[1:]))}
 	e.size = int64(len(batch)) + tailEntryOverhead
@@ -607,6 +613,7 @@ func (s *Store) readopt(e *tailEntry, deleted map[StreamID]bool) error {
 	}
 	st.mu.tail = append(st.mu.tail, e)
 	st.mu.next = e.last + 1
+	st.mu.lastWrite = e.appended
 	if s.opts.Durability == Local {
 		st.mu.hw = st.mu.next
 	}

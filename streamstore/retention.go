@@ -71,7 +71,7 @@ func (s *Store) expiringStreams(id StreamID) (batch []expiringStream, err error)
 		if err != nil {
 			return nil, err
 		}
-		if row.settings.expires() {
+		if row.settings.expires() || row.settings.TTL > 0 {
 			batch = append(batch, expiringStream{StreamID(keyNumber(iter.Key(), 0)), row})
 		}
 	}
@@ -79,16 +79,18 @@ func (s *Store) expiringStreams(id StreamID) (batch []expiringStream, err error)
 }
 
 func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) error {
-	start, err := s.expiredUpTo(id, row)
-	if err != nil || start <= row.start {
+	t := NewTxn()
+	dies, err := s.stageDeath(t, id, row)
+	if err == nil && !dies && row.settings.expires() {
+		err = s.stageExpiry(t, id, row)
+	}
+	if err != nil || len(t.ops) == 0 {
 		return err
 	}
-	t := NewTxn()
-	t.Trim(id, start)
 	_, _, err = s.queueTxn(ctx, t)
 	switch {
-	case errors.Is(err, ErrNoStream), errors.Is(err, ErrOffsetOutOfRange):
-		return nil // deleted meanwhile, or flushed before it is synced: the next pass
+	case errors.Is(err, ErrNoStream), errors.Is(err, ErrOffsetOutOfRange), errors.Is(err, ErrConflict):
+		return nil // deleted or written to meanwhile, or flushed before it is synced: the next pass
 	case err != nil:
 		return err
 	}
@@ -96,15 +98,43 @@ func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) e
 	return nil
 }
 
-// expiredUpTo is the offset up to which the stream's extents have expired.
-func (s *Store) expiredUpTo(id StreamID, row *streamRow) (start int64, err error) {
+// stageDeath deletes a stream whose time to live is over.
+func (s *Store) stageDeath(t *Txn, id StreamID, row *streamRow) (dies bool, err error) {
+	now := s.opts.Now()
+	if row.settings.TTL <= 0 || now.UnixMilli()-row.touched <= row.settings.TTL.Milliseconds() {
+		return false, nil
+	}
+	info, err := s.Describe(id)
+	if errors.Is(err, ErrNoStream) {
+		return true, nil
+	}
+	if err != nil || !info.Expired(now) {
+		return false, err
+	}
+	t.deleteIdle(id, info.Next)
+	return true, nil
+}
+
+// stageExpiry trims what has expired.
+func (s *Store) stageExpiry(t *Txn, id StreamID, row *streamRow) error {
+	start, written, err := s.expiredUpTo(id, row)
+	if err != nil || start <= row.start {
+		return err
+	}
+	t.expire(id, start, written)
+	return nil
+}
+
+// expiredUpTo is the offset up to which the stream's extents have expired, and when
+// the last of them was written, ms.
+func (s *Store) expiredUpTo(id StreamID, row *streamRow) (start, written int64, err error) {
 	total := int64(0)
 	if row.settings.RetentionBytes >= 0 {
 		if total, err = s.StreamBytes(id); err != nil {
 			if errors.Is(err, ErrNoStream) {
 				err = nil
 			}
-			return row.start, err
+			return row.start, 0, err
 		}
 	}
 	start = row.start
@@ -116,10 +146,10 @@ func (s *Store) expiredUpTo(id StreamID, row *streamRow) (start int64, err error
 			return false
 		}
 		total -= x.length
-		start = x.last + 1
+		start, written = x.last+1, x.written
 		return true
 	})
-	return start, err
+	return start, written, err
 }
 
 // agesFrom is when the extent's age begins, ms since 1970: at its largest timestamp,

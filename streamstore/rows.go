@@ -12,20 +12,25 @@ import (
 // keep decoding the old ones, and write the newest. Numbers below are varints
 // (encoding/binary: u = unsigned, i = zigzag) unless a size is given; a string is
 // a u length and its bytes.
-const rowVersion = 1
+const (
+	rowVersion       = 1 // of all rows but those below
+	streamRowVersion = 2
+)
 
 var errShortRow = errors.New("row ends early")
 
 // rowReader decodes a row; the first failure sticks.
 type rowReader struct {
-	b   []byte
-	err error
+	b       []byte
+	version byte
+	err     error
 }
 
-func newRowReader(b []byte) *rowReader {
+// newRowReader reads the version byte of a row, which must be 1 to newest.
+func newRowReader(b []byte, newest byte) *rowReader {
 	r := &rowReader{b: b}
-	if v := r.byte(); r.err == nil && v != rowVersion {
-		r.err = fmt.Errorf("row has version %d, this program reads version %d: it was written by a newer release", v, rowVersion)
+	if r.version = r.byte(); r.err == nil && (r.version == 0 || r.version > newest) {
+		r.err = fmt.Errorf("row has version %d, this program reads up to version %d: it was written by a newer release", r.version, newest)
 	}
 	return r
 }
@@ -83,33 +88,57 @@ func appendString(b []byte, s string) []byte {
 // records.
 //
 //	version, name string, created i (ms since 1970), start i,
-//	retention i (ms, -1 for ever), retention bytes i (-1 unlimited)
+//	retention i (ms, -1 for ever), retention bytes i (-1 unlimited);
+//	since version 2: flags u (bit 0: closed), touched i (ms since 1970),
+//	time to live u (ms, 0 for ever), content type string
 //
 // The next offset is not stored: it follows the last extent or tail entry, and
 // is the start offset when there is none.
 type streamRow struct {
-	name     string
-	created  int64
-	start    int64 // start offset: first offset still readable
+	name    string
+	created int64
+	start   int64 // start offset: first offset still readable
+	closed  bool  // takes no more appends
+	// touched is when the row was last changed other than by retention, ms. The last
+	// write is not stored: it is in the last extent, or no later than this if a trim
+	// has taken that away.
+	touched  int64
 	settings Settings
 }
 
+const streamRowClosed = 1 << 0
+
 func (row *streamRow) encode() []byte {
-	b := append(make([]byte, 0, 32+len(row.name)), rowVersion)
+	b := append(make([]byte, 0, 48+len(row.name)+len(row.settings.ContentType)), streamRowVersion)
 	b = appendString(b, row.name)
 	b = binary.AppendVarint(b, row.created)
 	b = binary.AppendVarint(b, row.start)
 	b = binary.AppendVarint(b, row.settings.retentionMillis())
-	return binary.AppendVarint(b, row.settings.RetentionBytes)
+	b = binary.AppendVarint(b, row.settings.RetentionBytes)
+	flags := uint64(0)
+	if row.closed {
+		flags |= streamRowClosed
+	}
+	b = binary.AppendUvarint(b, flags)
+	b = binary.AppendVarint(b, row.touched)
+	b = binary.AppendUvarint(b, uint64(row.settings.TTL.Milliseconds()))
+	return appendString(b, row.settings.ContentType)
 }
 
 func decodeStreamRow(b []byte) (row streamRow, err error) {
-	r := newRowReader(b)
+	r := newRowReader(b, streamRowVersion)
 	row.name = r.string()
 	row.created = r.varint()
 	row.start = r.varint()
 	row.settings.Retention = durationOfMillis(r.varint())
 	row.settings.RetentionBytes = r.varint()
+	if row.touched = row.created; r.version == 1 {
+		return row, r.err
+	}
+	row.closed = r.uvarint()&streamRowClosed != 0
+	row.touched = r.varint()
+	row.settings.TTL = max(0, durationOfMillis(int64(r.uvarint())))
+	row.settings.ContentType = r.string()
 	return row, r.err
 }
 
@@ -144,7 +173,7 @@ func (x *extent) encode(b []byte) []byte {
 }
 
 func decodeExtent(key, value []byte) (x extent, err error) {
-	r := newRowReader(value)
+	r := newRowReader(value, rowVersion)
 	x.last = int64(keyNumber(key, 1))
 	x.object = r.uvarint()
 	x.position = int64(r.uvarint())
@@ -165,16 +194,49 @@ type Settings struct {
 	// remain without them. Negative: unlimited. Zero keeps nothing but the
 	// newest extent's worth of records that is not yet due.
 	RetentionBytes int64
+	// TTL is the time to live of the whole stream: it is deleted when nothing has been
+	// written to it, and it has not been trimmed or configured, for so long.
+	// Millisecond precision. Zero: never; a negative one becomes zero.
+	TTL time.Duration
+	// ContentType is the media type of the records' values, such as
+	// "application/json", or "". The store only keeps it: printable ASCII, at most
+	// MaxContentTypeBytes.
+	ContentType string
 }
+
+// MaxContentTypeBytes is the longest content type of a stream, in bytes.
+const MaxContentTypeBytes = 255
 
 // DefaultSettings keep records for ever.
 func DefaultSettings() Settings { return Settings{Retention: -1, RetentionBytes: -1} }
 
 func (s Settings) validate() error {
-	if s.Retention >= 0 && s.Retention < time.Millisecond {
+	switch {
+	case s.Retention >= 0 && s.Retention < time.Millisecond:
 		return fmt.Errorf("%w: retention must be at least 1 ms, or negative for ever, not %v", ErrInvalidSettings, s.Retention)
+	case s.TTL > 0 && s.TTL < time.Millisecond:
+		return fmt.Errorf("%w: time to live must be at least 1 ms, or 0 for ever, not %v", ErrInvalidSettings, s.TTL)
+	case len(s.ContentType) > MaxContentTypeBytes:
+		return fmt.Errorf("%w: a content type has at most %d bytes, not %d", ErrInvalidSettings, MaxContentTypeBytes, len(s.ContentType))
+	}
+	for _, c := range []byte(s.ContentType) {
+		if c < ' ' || c > '~' {
+			return fmt.Errorf("%w: content type %q is not printable ASCII", ErrInvalidSettings, s.ContentType)
+		}
 	}
 	return nil
+}
+
+// normal is the stored form: what means the same is the same.
+func (s Settings) normal() Settings {
+	s.TTL = max(s.TTL, 0).Truncate(time.Millisecond)
+	if s.Retention < 0 {
+		s.Retention = -1
+	} else {
+		s.Retention = s.Retention.Truncate(time.Millisecond)
+	}
+	s.RetentionBytes = max(s.RetentionBytes, -1)
+	return s
 }
 
 func (s Settings) expires() bool { return s.Retention >= 0 || s.RetentionBytes >= 0 }

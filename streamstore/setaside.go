@@ -21,8 +21,8 @@ import (
 //	then for each append and transaction, in order:
 //	  length of what follows the checksum (4), CRC-32C of that (4)
 //	  length of the stream name (2), stream name; 0 for a transaction
-//	  the record batch, with the offsets it had been given; of a transaction the
-//	  tail entry (see mutation.encode)
+//	  the record batch, with the offsets it had been given, and what was done in one
+//	  step with it; of a transaction the tail entry (see mutation.encode)
 const setAsideMagic = "BRKLTAIL"
 
 // setTailAside writes the local tail to a set-aside file and begins again with an
@@ -85,7 +85,7 @@ func (s *Store) writeSetAside(name string) (appends int, err error) {
 	for valid := iter.First(); valid; valid = iter.Next() {
 		value := iter.Value()
 		stream, payload := "", value // a transaction
-		if len(value) >= tailAppendHeader && value[0] == tailAppend {
+		if len(value) >= tailAppendHeader && value[0] != tailTransaction {
 			stream = s.setAsideName(StreamID(binary.BigEndian.Uint64(value[1:])))
 			payload = value[tailAppendHeader:]
 		}

@@ -38,6 +38,8 @@ type Store struct {
 	unflushed *semaphore.Weighted // bytes
 	disk      diskGuard
 
+	prefixes prefixWatches
+
 	meta         sync.Mutex // serialises transactions
 	pendingNames pendingNames
 	nextStream   uint64 // counter part of the next stream id; guarded by meta

@@ -30,14 +30,27 @@ type StreamInfo struct {
 	Name     string
 	Created  time.Time
 	Settings Settings
+	// Closed: the stream takes no more appends. Its last records may still be above
+	// the high watermark.
+	Closed bool
+	// LastWrite is when the newest record was appended, as far as it is known: no
+	// earlier than that, and no later than when it reached the bucket or the stream was
+	// trimmed or configured after it. Without records, when the stream was made.
+	LastWrite time.Time
 	Offsets
+}
+
+// Expired reports whether the stream's time to live is over at now.
+func (i *StreamInfo) Expired(now time.Time) bool {
+	return i.Settings.TTL > 0 && now.Sub(i.LastWrite) > i.Settings.TTL
 }
 
 // stream is the state of a stream in memory. It exists while somebody uses the
 // stream, watches it, or has unflushed records in it; after that a bounded
 // number are kept for the next user (streamTable). All else is rows.
 type stream struct {
-	id StreamID
+	id       StreamID
+	prefixes *prefixWatches
 
 	load    sync.Once
 	loadErr error
@@ -48,6 +61,8 @@ type stream struct {
 		deleted bool
 		next    int64
 		hw      int64 // row.start <= hw <= next
+		// lastWrite is when the newest record was appended, or later, ms.
+		lastWrite int64
 		// tail holds the newest batches in offset order without gaps up to next:
 		// all that are not in the bucket yet, and before them those that are but
 		// still are in the tail cache.
@@ -112,7 +127,10 @@ func (st *stream) infoLocked() StreamInfo {
 		Name:     st.mu.row.name,
 		Created:  time.UnixMilli(st.mu.row.created),
 		Settings: st.mu.row.settings,
+		Closed:   st.mu.row.closed,
 		Offsets:  st.offsetsLocked(),
+
+		LastWrite: time.UnixMilli(max(st.mu.row.touched, st.mu.lastWrite)),
 	}
 }
 
@@ -121,6 +139,7 @@ func (st *stream) notifyLocked() {
 	for w := range st.mu.watchers {
 		w.watch.notify(w.key)
 	}
+	st.prefixes.notify(st)
 }
 
 // dropFlushedLocked forgets the oldest tail entries that are in the bucket and
@@ -158,28 +177,33 @@ func (st *stream) readRows(s *Store) error {
 	if err != nil {
 		return fmt.Errorf("stream row %d: %w", st.id, err)
 	}
-	next, err := s.nextOffsetFromExtents(st.id, row.start)
+	next, written := row.start, int64(0)
+	last, ok, err := s.lastExtent(st.id)
 	if err != nil {
 		return err
 	}
+	if ok {
+		next, written = max(next, last.last+1), last.written
+	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.mu.row, st.mu.next, st.mu.hw = row, next, next
+	st.mu.row, st.mu.next, st.mu.hw, st.mu.lastWrite = row, next, next, written
 	return nil
 }
 
-// nextOffsetFromExtents is the offset after the last extent, or start.
-func (s *Store) nextOffsetFromExtents(id StreamID, start int64) (next int64, err error) {
+// lastExtent returns the extent with the newest records of a stream.
+func (s *Store) lastExtent(id StreamID) (x extent, ok bool, err error) {
 	lower, upper := streamSpan(prefixExtent, id)
 	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return 0, err
+		return x, false, err
 	}
-	next = start
-	if iter.Last() {
-		next = max(next, int64(keyNumber(iter.Key(), 1))+1)
+	defer func() { err = errors.Join(err, iter.Error(), iter.Close()) }()
+	if !iter.Last() {
+		return x, false, nil
 	}
-	return next, errors.Join(iter.Error(), iter.Close())
+	x, err = decodeExtent(iter.Key(), iter.Value())
+	return x, err == nil, err
 }
 
 // cachedProducer returns the producer's state, reading its row if need be; the
@@ -287,7 +311,7 @@ func (s *Store) acquire(id StreamID) (*stream, error) {
 	shard.mu.Lock()
 	st := shard.m[id]
 	if st == nil {
-		st = &stream{id: id}
+		st = &stream{id: id, prefixes: &s.prefixes}
 		shard.insertLocked(st)
 	}
 	shard.pinLocked(st)

@@ -1,6 +1,7 @@
 package streamstore
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -26,6 +27,9 @@ type txnOp struct {
 	settings Settings
 	key      []byte
 	value    []byte
+	// touched is what retention knows of the last write to what it trims, ms; 0: the
+	// trim is a user's.
+	touched int64
 }
 
 type txnKind int8
@@ -36,6 +40,8 @@ const (
 	txnDelete
 	txnTrim
 	txnConfigure
+	txnClose
+	txnDeleteIdle
 	txnSet
 	txnUnset
 )
@@ -76,9 +82,25 @@ func (t *Txn) Trim(id StreamID, offset int64) {
 	t.add(txnOp{kind: txnTrim, id: id, offset: offset})
 }
 
+// expire is a trim by retention; written is when the last record that it takes away
+// was written, ms.
+func (t *Txn) expire(id StreamID, offset, written int64) {
+	t.add(txnOp{kind: txnTrim, id: id, offset: offset, touched: max(written, 1)})
+}
+
 // Configure replaces a stream's settings.
 func (t *Txn) Configure(id StreamID, settings Settings) {
 	t.add(txnOp{kind: txnConfigure, id: id, settings: settings})
+}
+
+// Close closes a stream: it takes no more appends, for ever. Closing it again
+// changes nothing.
+func (t *Txn) Close(id StreamID) { t.add(txnOp{kind: txnClose, id: id}) }
+
+// deleteIdle removes a stream if its next offset is still offset, else Commit fails
+// with ErrConflict.
+func (t *Txn) deleteIdle(id StreamID, offset int64) {
+	t.add(txnOp{kind: txnDeleteIdle, id: id, offset: offset})
 }
 
 // Set writes a row of the key-value space.
@@ -172,7 +194,7 @@ func (m *mutation) encode() []byte {
 
 // decodeMutation reads what follows the kind byte.
 func decodeMutation(b []byte) (*mutation, error) {
-	r, m := newRowReader(b), &mutation{}
+	r, m := newRowReader(b, rowVersion), &mutation{}
 	for n := r.uvarint(); n > 0 && r.err == nil; n-- {
 		m.deletes = append(m.deletes, StreamID(r.uvarint()))
 	}
@@ -220,6 +242,17 @@ type touchedStream struct {
 	row     streamRow
 	changed bool
 	deleted bool
+	next    int64 // the stream's next offset must be this; AnyOffset: it need not
+}
+
+// rowMutation is a transaction that only changes one stream's row.
+func (s *Store) rowMutation(id StreamID, row *streamRow) (*mutation, error) {
+	batch := s.db.NewBatch()
+	defer batch.Close()
+	if err := batch.Set(streamKey(id), row.encode(), nil); err != nil {
+		return nil, err
+	}
+	return &mutation{rows: bytes.Clone(batch.Repr())}, nil
 }
 
 // queueTxn checks a transaction, makes it visible and queues it. The entry is
@@ -281,18 +314,28 @@ func (g *txnStage) check(op *txnOp) error {
 		return err
 	}
 	switch op.kind {
+	case txnDeleteIdle:
+		touched.next = op.offset
+		return g.delete(touched)
 	case txnDelete:
 		return g.delete(touched)
 	case txnTrim:
-		return g.trim(touched, op.offset)
+		return g.trim(touched, op)
+	case txnClose:
+		touched.changed = touched.changed || !touched.row.closed
+		touched.row.closed = true
+		return nil
 	default:
 		if err := op.settings.validate(); err != nil {
 			return err
 		}
-		touched.row.settings, touched.changed = op.settings, true
+		touched.row.settings, touched.changed = op.settings.normal(), true
+		touched.row.touched = g.now()
 		return nil
 	}
 }
+
+func (g *txnStage) now() int64 { return g.store.opts.Now().UnixMilli() }
 
 func (g *txnStage) create(op *txnOp) error {
 	if err := ValidateName(op.name); err != nil {
@@ -313,8 +356,9 @@ func (g *txnStage) create(op *txnOp) error {
 		return nil
 	}
 	id = g.store.newStreamID()
-	st := &stream{id: id}
-	st.mu.row = streamRow{name: op.name, created: g.store.opts.Now().UnixMilli(), settings: op.settings}
+	st := &stream{id: id, prefixes: &g.store.prefixes}
+	now := g.now()
+	st.mu.row = streamRow{name: op.name, created: now, touched: now, settings: op.settings.normal()}
 	g.names[op.name] = id
 	g.created[id] = st
 	g.result.Created = append(g.result.Created, id)
@@ -339,7 +383,7 @@ func (g *txnStage) touch(id StreamID) (*touchedStream, error) {
 		if err != nil {
 			return nil, err
 		}
-		touched = &touchedStream{stream: st}
+		touched = &touchedStream{stream: st, next: AnyOffset}
 		st.mu.Lock()
 		touched.row, touched.deleted = st.mu.row, st.mu.deleted
 		st.mu.Unlock()
@@ -361,7 +405,8 @@ func (g *txnStage) delete(t *touchedStream) error {
 	return g.rows.Delete(streamKey(t.stream.id), nil)
 }
 
-func (g *txnStage) trim(t *touchedStream, offset int64) error {
+func (g *txnStage) trim(t *touchedStream, op *txnOp) error {
+	offset := op.offset
 	t.stream.mu.Lock()
 	hw := t.stream.mu.hw
 	t.stream.mu.Unlock()
@@ -371,6 +416,10 @@ func (g *txnStage) trim(t *touchedStream, offset int64) error {
 	if offset > t.row.start {
 		g.mutation.trims = append(g.mutation.trims, trimSpan{t.stream.id, t.row.start, offset})
 		t.row.start, t.changed = offset, true
+		if op.touched == 0 {
+			op.touched = g.now()
+		}
+		t.row.touched = max(t.row.touched, op.touched)
 	}
 	return nil
 }
@@ -419,6 +468,11 @@ func (g *txnStage) pushAndPublish(entry *tailEntry) error {
 	for _, touched := range g.touched {
 		touched.stream.mu.Lock()
 		defer touched.stream.mu.Unlock()
+	}
+	for _, touched := range g.touched {
+		if next := touched.stream.mu.next; touched.next != AnyOffset && touched.next != next {
+			return &ConflictError{Expected: touched.next, Next: next}
+		}
 	}
 	if err := g.store.queue.push(entry); err != nil {
 		return err
