@@ -99,7 +99,13 @@ func (b *Broker) Start() {
 
 // TryStart is Start for brokers that may refuse to run. The error holds the exit code or what the probe said.
 func (b *Broker) TryStart() error {
-	b.spawn()
+	b.tb.Helper()
+	b.Spawn()
+	return b.AwaitReady()
+}
+
+// AwaitReady waits until the process that runs is ready. The error is as that of TryStart.
+func (b *Broker) AwaitReady() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	var line LogLine
@@ -120,8 +126,8 @@ func (b *Broker) TryStart() error {
 	return nil
 }
 
-// spawn starts the process.
-func (b *Broker) spawn() {
+// Spawn starts the process and does not wait until it is ready.
+func (b *Broker) Spawn() {
 	b.tb.Helper()
 	if b.Running() {
 		b.tb.Fatal("harness: the broker runs already")
@@ -178,6 +184,9 @@ func (b *Broker) Stop() {
 		b.tb.Fatalf("harness: exit code %d after SIGTERM, want 0", code)
 	}
 }
+
+// Exited is closed when the process, started at least once, has ended.
+func (b *Broker) Exited() <-chan struct{} { return b.exited }
 
 // Signal sends a signal to the process.
 func (b *Broker) Signal(s syscall.Signal) {

@@ -26,12 +26,33 @@ type Conn struct {
 // Dial connects to a broker until the test ends.
 func Dial(tb testing.TB, addr string) *Conn {
 	tb.Helper()
-	nc, err := net.DialTimeout("tcp", addr, replyTimeout)
+	c, err := TryDial(tb, addr)
 	if err != nil {
 		tb.Fatalf("harness: %v", err)
 	}
-	tb.Cleanup(func() { _ = nc.Close() })
-	return &Conn{Conn: nc, tb: tb, formatter: kmsg.NewRequestFormatter(kmsg.FormatterClientID("harness"))}
+	tb.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// TryDial is Dial for brokers that may be gone. The caller closes the connection.
+func TryDial(tb testing.TB, addr string) (*Conn, error) {
+	nc, err := net.DialTimeout("tcp", addr, replyTimeout)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{Conn: nc, tb: tb, formatter: kmsg.NewRequestFormatter(kmsg.FormatterClientID("harness"))}, nil
+}
+
+// Try sends req and returns its reply, or an error when the connection or the broker fails.
+func (c *Conn) Try(req kmsg.Request) (kmsg.Response, error) {
+	if _, err := c.Write(c.Frame(req)); err != nil {
+		return nil, err
+	}
+	resp, correlation, err := c.Receive(req)
+	if err == nil && correlation != c.correlation {
+		err = fmt.Errorf("correlation id %d, want %d", correlation, c.correlation)
+	}
+	return resp, err
 }
 
 // Frame returns req as it goes over the wire, size first.
