@@ -148,7 +148,11 @@ func (g *guard) List(ctx context.Context, dir, after string, fn func(ObjectInfo)
 			return err
 		}
 	}
-	l := lister{bucket: g.Bucket, dir: dir, last: after, fn: fn, idle: g.timeouts.Request, backoff: newBackoff(g.retry)}
+	counted := func(o ObjectInfo) error {
+		g.metrics.listed.Inc()
+		return fn(o)
+	}
+	l := lister{bucket: g.Bucket, dir: dir, last: after, fn: counted, idle: g.timeouts.Request, backoff: newBackoff(g.retry)}
 	err = g.run(ctx, OpList, dir, l.backoff, func() error { return l.attempt(ctx) })
 	g.metrics.ops[OpList].observe(start, 0, err)
 	if l.stop != nil { // no failure of the bucket

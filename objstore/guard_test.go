@@ -211,12 +211,14 @@ func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		f, b := wrapped(t, reg)
-		if got := gather(t, reg); len(got) != 5*(3+9)+5 {
+		if got := gather(t, reg); len(got) != 5*(3+9)+5+1 {
 			t.Errorf("%d series at start, want all of them", len(got))
 		}
 		f.FailNext(objstore.OpCreate, faulty.Before)
 		mustCreate(t, b, "x", "12345")
 		mustGet(t, b, "x")
+		mustCreate(t, f, "d/1", "")
+		mustCreate(t, f, "d/2", "")
 		b.GetRange(t.Context(), "x", 0, 3)
 		b.Get(t.Context(), "none")
 		b.Create(t.Context(), "x", nil)
@@ -224,6 +226,7 @@ func TestMetrics(t *testing.T) {
 		got := gather(t, reg)
 		for series, want := range map[string]float64{
 			"operations_total create":            2,
+			"listed_objects_total":               2,
 			"retries_total create":               1,
 			"failures_total exists create":       1,
 			"transferred_bytes_total create":     5,

@@ -39,7 +39,8 @@ func failureKind(err error) string {
 // metrics of one bucket. Every label value exists from the start, so that a rate
 // over the first failure is seen, and the maps are only read after newMetrics.
 type metrics struct {
-	ops map[Op]*opMetrics
+	ops    map[Op]*opMetrics
+	listed prometheus.Counter
 }
 
 type opMetrics struct {
@@ -64,15 +65,18 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		Buckets: prometheus.ExponentialBuckets(0.0005, 2.5, 14), // 0.5 ms to 75 s
 	}, []string{"op"})
 
+	// Stores answer a listing in pages, and charge for each.
+	listed := prometheus.NewCounter(prometheus.CounterOpts(opts("listed_objects_total", "Objects that listings delivered.")))
+
 	if reg != nil {
-		for _, c := range []prometheus.Collector{calls, retries, failures, bytes, duration} {
+		for _, c := range []prometheus.Collector{calls, retries, failures, bytes, duration, listed} {
 			if err := reg.Register(c); err != nil {
 				return nil, fmt.Errorf("objstore: register metrics (one bucket per registerer): %w", err)
 			}
 		}
 	}
 
-	m := &metrics{ops: make(map[Op]*opMetrics, len(allOps))}
+	m := &metrics{ops: make(map[Op]*opMetrics, len(allOps)), listed: listed}
 	for _, op := range allOps {
 		om := &opMetrics{
 			calls:    calls.WithLabelValues(string(op)),
