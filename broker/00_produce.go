@@ -3,12 +3,14 @@ package broker
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 	"github.com/brookletmq/brooklet/streamstore"
 )
 
@@ -27,6 +29,9 @@ import (
 //   - A topic name with a slash is a named stream, and is made by writing to it if topics may be created automatically.
 //     Topics are not: their clients ask for metadata first.
 //   - Kafka's internal topics take records from the client id of its admin tools only.
+//   - A batch may carry the offset that it must get, and may close its stream (tags of package ext). One that does not get
+//     its offset is OPERATION_NOT_ATTEMPTED, one for a closed stream POLICY_VIOLATION, both with the offset that is next
+//     in a tag. A repeated batch of an idempotent producer is answered as before, whatever it expects.
 //   - The header of an uncompressed batch gets the largest timestamp of its records if the producer wrote another.
 //
 // Versions:
@@ -59,8 +64,10 @@ const (
 )
 
 var (
-	errInternalTopic  = kafkaproto.ErrInvalidTopic.WithMessage("the topic is Kafka's own: producers cannot write to it")
-	errNothingAllowed = kafkaproto.ErrMessageTooLarge.WithMessage("the topic's max.message.bytes is 0: it takes no records")
+	errInternalTopic    = kafkaproto.ErrInvalidTopic.WithMessage("the topic is Kafka's own: producers cannot write to it")
+	errBadOffsetTag     = kafkaproto.ErrInvalidRequest.WithMessage("the tagged field with the expected offset is not an int64 of 0 or more")
+	errOnlyStreamsClose = kafkaproto.ErrInvalidRequest.WithMessage("a partition of a topic cannot be closed: only named streams can")
+	errNothingAllowed   = kafkaproto.ErrMessageTooLarge.WithMessage("the topic's max.message.bytes is 0: it takes no records")
 )
 
 var errNoTransactions = kafkaproto.ErrInvalidTxnState.WithMessage("this broker serves no transactions; produce without a transactional id")
@@ -88,6 +95,8 @@ type checkedBatch struct {
 	stream        streamstore.StreamID
 	logAppendTime bool
 	records       []byte
+	expected      int64 // or streamstore.AnyOffset
+	close         bool
 	reply         *kmsg.ProduceResponseTopicPartition
 }
 
@@ -244,7 +253,28 @@ func (p *produce) checkPartition(t *topic, in *kmsg.ProduceRequestTopicPartition
 	if err := p.check(t.config, in.Records); err != nil {
 		return storeError(err)
 	}
-	p.checked = append(p.checked, checkedBatch{stream, t.config.logAppendTime, in.Records, out})
+	c := checkedBatch{stream: stream, logAppendTime: t.config.logAppendTime, records: in.Records, expected: streamstore.AnyOffset, reply: out}
+	if in.UnknownTags.Len() > 0 {
+		if kerr := c.readTags(t, &in.UnknownTags); kerr != nil {
+			return kerr
+		}
+	}
+	p.checked = append(p.checked, c)
+	return nil
+}
+
+// readTags takes what Brooklet's own tagged fields ask for.
+func (c *checkedBatch) readTags(t *topic, tags *kmsg.Tags) *kafkaproto.Error {
+	expected, ok, err := ext.Int64(tags, ext.TagExpectedOffset)
+	switch {
+	case err != nil || ok && expected < 0:
+		return errBadOffsetTag
+	case ok:
+		c.expected = expected
+	}
+	if _, c.close = ext.Tag(tags, ext.TagClose); c.close && !t.stream {
+		return errOnlyStreamsClose
+	}
 	return nil
 }
 
@@ -256,10 +286,12 @@ func (p *produce) appendBatch(ctx context.Context, c *checkedBatch) *kafkaproto.
 	appended, err := p.b.store.Append(ctx, streamstore.AppendRequest{
 		Stream:   c.stream,
 		Batch:    c.records,
-		Expected: streamstore.AnyOffset,
+		Expected: c.expected,
 		Ack:      p.ack,
+		Close:    c.close,
 	})
 	if err != nil {
+		tellNext(c.reply, err)
 		return partitionError(err, p.req.Version >= produceTopicIDsFrom)
 	}
 	c.reply.BaseOffset, c.reply.LogStartOffset = appended.BaseOffset, appended.StartOffset
@@ -268,6 +300,16 @@ func (p *produce) appendBatch(ctx context.Context, c *checkedBatch) *kafkaproto.
 	}
 	p.pending = append(p.pending, pendingAppend{appended, c.reply})
 	return nil
+}
+
+// tellNext puts into a reply where the stream ends, if that is why the append was refused.
+func tellNext(reply *kmsg.ProduceResponseTopicPartition, err error) {
+	if conflict, ok := errors.AsType[*streamstore.ConflictError](err); ok {
+		ext.SetInt64(&reply.UnknownTags, ext.TagNextOffset, conflict.Next)
+	}
+	if closed, ok := errors.AsType[*streamstore.StreamClosedError](err); ok {
+		ext.SetInt64(&reply.UnknownTags, ext.TagNextOffset, closed.Next)
+	}
 }
 
 // check validates one records field by the rules of its topic.

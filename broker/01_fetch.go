@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 	"github.com/brookletmq/brooklet/streamstore"
 )
 
@@ -29,6 +30,8 @@ import (
 //   - A request outside a session is served in the order of its partitions; rotating them is up to the client, as in
 //     Kafka. A session rotates: partitions that were served go behind those that were not.
 //   - Records held for replies in flight are bounded by Options.FetchMemory, see fetchMemory. Min bytes yields to it.
+//   - A named stream that was not written to yet is an empty stream, see unwritten.go; a tag makes a session follow all
+//     streams under a prefix, see fetch_follow.go.
 //   - Partitions whose records are at hand are served first. Those that have to be read from the bucket are read together,
 //     maxColdReads at a time; what was not read in time is read on in the background, for the next try.
 //
@@ -246,15 +249,18 @@ func (f *fetch) run(ctx context.Context) error {
 
 // due reports whether the reply may leave before its time is up.
 func (f *fetch) due() bool {
-	return f.maxWait <= 0 || f.bytes >= f.minBytes || f.failed || f.stopped || len(f.s.byKey) == 0
+	return f.maxWait <= 0 || f.bytes >= f.minBytes || f.failed || f.stopped || f.s.isEmpty()
 }
 
 // wait returns true when there is something to read, or when a read from the bucket is done, and false when the reply
 // must leave.
 func (f *fetch) wait(ctx context.Context) bool {
-	var news <-chan struct{}
+	var news, followed <-chan struct{}
 	if !f.due() {
 		news = f.s.watch.Ready()
+		if f.s.follow != nil {
+			followed = f.s.follow.watch.Ready()
+		}
 	}
 	if left := time.Until(f.deadline()); f.timer == nil {
 		f.timer = time.NewTimer(left)
@@ -263,6 +269,9 @@ func (f *fetch) wait(ctx context.Context) bool {
 	}
 	select {
 	case <-news:
+		f.s.takeNews()
+		return true
+	case <-followed:
 		f.s.takeNews()
 		return true
 	case c := <-f.cold.landed:
@@ -505,10 +514,16 @@ func (f *fetch) readAtHand(p *fetchPartition, limit int) (read streamstore.ReadR
 		if kerr := f.locate(p); kerr != nil {
 			return read, kerr, false
 		}
+		if p.stream == 0 {
+			read.Offsets, kerr = f.offsets(p)
+			return read, kerr, false
+		}
 		read, err := f.b.store.Read(noWait, p.stream, f.position(p), f.readOptions(limit))
 		switch {
 		case err == nil:
 			return read, nil, false
+		case f.s.follow != nil && errors.Is(err, streamstore.ErrOffsetOutOfRange) && f.heldOf(p) == 0 && f.moveIntoRange(p):
+			continue
 		case errors.Is(err, noWait.Err()):
 			return streamstore.ReadResult{}, nil, true
 		case errors.Is(err, streamstore.ErrNoStream) && again:
@@ -527,6 +542,9 @@ func (f *fetch) readOptions(limit int) streamstore.ReadOptions {
 func (f *fetch) lose(p *fetchPartition) {
 	f.s.detach(p)
 	f.withdraw(p)
+	if f.s.follow != nil {
+		p.offset, p.chosen = 0, true
+	}
 }
 
 // startCold reads p from the bucket, up to limit bytes, which are reserved. The read lands in f.cold.landed.
@@ -606,23 +624,38 @@ func (f *fetch) readError(err error) *kafkaproto.Error {
 	return kerr
 }
 
-// locate makes sure that p has a stream, and checks the leader epoch that the client knows.
+// locate makes sure that p has a stream, unless it is of a named stream that was not written to yet, and checks the leader epoch that the client knows.
 func (f *fetch) locate(p *fetchPartition) *kafkaproto.Error {
 	if p.stream == 0 {
-		stream, kerr := f.b.lookupPartition(p.name, p.id, f.s.usesTopicIDs, p.partition)
-		if kerr != nil {
+		if kerr := f.find(p); kerr != nil {
 			return kerr
 		}
-		if err := f.s.attach(p, stream); err != nil {
-			return partitionError(err, f.s.usesTopicIDs)
-		}
 	}
-	if f.req.Version < zstdFetchFrom {
+	if f.req.Version < zstdFetchFrom && p.stream != 0 {
 		if kerr := f.checkCodec(p); kerr != nil {
 			return kerr
 		}
 	}
 	return checkLeaderEpoch(p.leaderEpoch)
+}
+
+// find looks for the stream of p. It leaves p without one, and returns nil, if p is to wait for the stream to be made.
+func (f *fetch) find(p *fetchPartition) *kafkaproto.Error {
+	for {
+		stream, kerr := f.b.lookupPartition(p.name, p.id, f.s.usesTopicIDs, p.partition)
+		switch {
+		case kerr == nil:
+			if err := f.s.attach(p, stream); err != nil {
+				return partitionError(err, f.s.usesTopicIDs)
+			}
+			return nil
+		case f.s.follow != nil || !f.b.isUnwritten(p.partitionKey, f.s.usesTopicIDs, kerr):
+			return kerr
+		case !f.s.await(p):
+			return nil
+		}
+		// It may have been made between the look-up and the wait.
+	}
 }
 
 // checkCodec refuses topics that are configured to hold zstd to clients of a time before it. Batches that producers
@@ -659,7 +692,7 @@ func (b *Broker) lookupPartition(name string, id topicID, byID bool, partition i
 // hasPartition tells whether there is a partition that a request names.
 func (b *Broker) hasPartition(key partitionKey, byID bool) bool {
 	_, err := b.lookupPartition(key.name, key.id, byID, key.partition)
-	return err == nil
+	return err == nil || b.isUnwritten(key, byID, err)
 }
 
 // namedPartition is lookupPartition for the APIs that know topic names only.
@@ -711,10 +744,11 @@ func (f *fetch) reply() kmsg.Response {
 	}
 	f.noteMemory()
 	resp := f.req.ResponseKind().(*kmsg.FetchResponse)
-	if len(f.s.byKey) > 0 {
+	if !f.s.isEmpty() {
 		resp.SessionID = f.s.id
 	}
 	resp.Topics = f.topics()
+	f.forgetDeleted()
 	f.replied = true
 	return f.memory.attach(resp)
 }
@@ -732,7 +766,7 @@ func (f *fetch) noteMemory() {
 // reportUnread adds the partitions that a full reply must name although it had no room for their data.
 func (f *fetch) reportUnread() {
 	for _, p := range f.s.partitions {
-		if p.result >= 0 {
+		if p == nil || p.result >= 0 {
 			continue
 		}
 		r := fetchResult{p: p}
@@ -743,8 +777,11 @@ func (f *fetch) reportUnread() {
 	}
 }
 
-func (f *fetch) offsets(p *fetchPartition) (streamstore.Offsets, *kafkaproto.Error) {
-	o, err := f.b.store.Offsets(p.stream)
+func (f *fetch) offsets(p *fetchPartition) (o streamstore.Offsets, kerr *kafkaproto.Error) {
+	var err error
+	if p.stream != 0 {
+		o, err = f.b.store.Offsets(p.stream)
+	}
 	switch {
 	case err != nil:
 		return o, partitionError(err, f.s.usesTopicIDs)
@@ -792,6 +829,10 @@ func (f *fetch) partition(r *fetchResult) kmsg.FetchResponseTopicPartition {
 		rp.HighWatermark = -1
 		p.sentHighWatermark, p.sentStart = -1, -1
 		return rp
+	}
+	if p.chosen {
+		p.chosen = false
+		ext.SetInt64(&rp.UnknownTags, ext.TagPosition, p.offset)
 	}
 	p.sentHighWatermark, p.sentStart = r.read.HighWatermark, r.read.Start
 	rp.HighWatermark = r.read.HighWatermark

@@ -124,11 +124,18 @@ func listOffsetsReply(partition int32, found foundOffset, kerr *kafkaproto.Error
 // listOffset answers for one partition.
 func (b *Broker) listOffset(ctx context.Context, version int16, name string, p *kmsg.ListOffsetsRequestTopicPartition) (foundOffset, *kafkaproto.Error) {
 	stream, kerr := b.namedPartition(name, p.Partition)
-	if kerr != nil {
+	unwritten := b.isUnwritten(partitionKey{name: name, partition: p.Partition}, false, kerr)
+	if kerr != nil && !unwritten {
 		return nothingFound, kerr
 	}
 	if kerr := checkLeaderEpoch(p.CurrentLeaderEpoch); kerr != nil {
 		return nothingFound, kerr
+	}
+	if unwritten {
+		if p.Timestamp >= 0 || p.Timestamp == timestampMax && version >= 7 {
+			return nothingFound, nil
+		}
+		return specialOffset(version, p.Timestamp, streamstore.Offsets{})
 	}
 	offsets, err := b.store.Offsets(stream)
 	if err != nil {

@@ -15,9 +15,10 @@ import (
 //   - "All topics" (v0: an empty list; from v1: null) lists real topics. Named streams are answered when they are named:
 //     there may be millions. From v1 an empty list asks for no topic.
 //   - Every topic of the request is answered once, in order of the request, with its own error if need be.
-//   - A named topic that does not exist is created, and a stream likewise, if the broker's setting and the request both
-//     allow it (below v4 a request always does). The answer waits for the creation, so it holds the new topic; one that
-//     takes too long is LEADER_NOT_AVAILABLE, which clients retry.
+//   - A named topic that does not exist is created if the broker's setting and the request both allow it (below v4 a
+//     request always does). The answer waits for the creation, so it holds the new topic; one that takes too long is
+//     LEADER_NOT_AVAILABLE, which clients retry.
+//   - A named stream that does not exist is answered as an empty one without an id, see unwritten.go, and not created.
 //
 // Versions:
 //
@@ -122,7 +123,11 @@ func (b *Broker) findTopic(version int16, a metadataAnswer) (*topic, *kafkaproto
 	case a.name == nil:
 		return nil, kafkaproto.ErrInvalidRequest.WithMessage("a topic has neither name nor id")
 	}
-	return b.topics.byName(*a.name)
+	t, err := b.topics.byName(*a.name)
+	if b.topics.isUnwritten(*a.name, err) {
+		return unwrittenStream(*a.name), nil
+	}
+	return t, err
 }
 
 // createMissing creates the topics that were asked for by name and not found.

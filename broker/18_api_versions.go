@@ -6,6 +6,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 )
 
 // ApiVersions (key 18), v0 to v5.
@@ -15,6 +16,7 @@ import (
 //   - A client that believes it talks to another cluster or node (v5) is told to start over with REBOOTSTRAP_REQUIRED:
 //     its address now leads to a different broker.
 //   - Features are those of features.go.
+//   - A tag announces Brooklet's own tagged fields (package ext).
 //
 // Versions:
 //
@@ -32,6 +34,7 @@ func handleApiVersions(b *Broker, _ context.Context, r *kafkaproto.Request) (kms
 	resp.ApiKeys = b.versions.ApiKeys(req.Version)
 	if req.Version >= 3 {
 		b.addFeatures(resp)
+		ext.SetVersion(&resp.UnknownTags)
 	}
 	return resp, nil
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 )
 
 // CreateTopics (key 19), v0 to v7.
@@ -13,8 +14,8 @@ import (
 // Behaviour:
 //   - The rules are those of Kafka's ReplicationControlManager and class Topic. All topics of a request that pass are
 //     created in one transaction of the store; one that does not pass leaves the others alone.
-//   - A name with a slash creates a named stream with settings: one partition, and of the configs only retention.ms and
-//     retention.bytes.
+//   - A name with a slash creates a named stream with settings: one partition, of Kafka's configs only retention.ms and
+//     retention.bytes, and the configs that only streams have (topic_config.go).
 //   - A replication factor of -1 or any factor of at least 1 is accepted, and one replica is reported. The object store
 //     replicates; refusing the factor 3 that many tools ask for by default would help nobody.
 //   - A manual assignment must be this broker alone for each partition.
@@ -73,6 +74,9 @@ func (b *Broker) checkCreation(t *kmsg.CreateTopicsRequestTopic) (creation, *kaf
 	}
 	if w.config, err = b.topics.defaultsFor(t.Topic).newConfig(w.overrides); err != nil {
 		return w, err
+	}
+	if w.config.closed {
+		return w, kafkaproto.ErrInvalidConfig.WithMessage("a stream cannot be created closed: create it first, then set %s", ext.ConfigClosed)
 	}
 	w.partitions, err = b.creationPartitions(t)
 	return w, err
@@ -153,9 +157,9 @@ func creationReply(name string, w *creation, made *topic, err *kafkaproto.Error)
 		t.TopicID = made.id
 	}
 	t.NumPartitions, t.ReplicationFactor = w.partitions, oneReplica
-	for i := range topicConfigs {
+	for _, def := range w.config.defaults.defs() {
 		c := kmsg.NewCreateTopicsResponseTopicConfig()
-		c.Name = topicConfigs[i].name
+		c.Name = def.name
 		c.Value = kmsg.StringPtr(w.config.value(c.Name))
 		c.Source = int8(w.config.source(c.Name))
 		t.Configs = append(t.Configs, c)

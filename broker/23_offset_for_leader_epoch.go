@@ -6,6 +6,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/streamstore"
 )
 
 // OffsetForLeaderEpoch (key 23), v2 to v4: where the records of a leader epoch end. Clients compare the answer with
@@ -38,7 +39,8 @@ func (b *Broker) epochEnd(name string, p *kmsg.OffsetForLeaderEpochRequestTopicP
 	rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
 	rp.Partition = p.Partition
 	stream, kerr := b.namedPartition(name, p.Partition)
-	if kerr == nil {
+	unwritten := b.isUnwritten(partitionKey{name: name, partition: p.Partition}, false, kerr)
+	if kerr == nil || unwritten {
 		kerr = checkLeaderEpoch(p.CurrentLeaderEpoch)
 	}
 	if kerr != nil {
@@ -48,7 +50,11 @@ func (b *Broker) epochEnd(name string, p *kmsg.OffsetForLeaderEpochRequestTopicP
 	if p.LeaderEpoch != leaderEpoch {
 		return rp
 	}
-	o, err := b.store.Offsets(stream)
+	var o streamstore.Offsets
+	var err error
+	if !unwritten {
+		o, err = b.store.Offsets(stream)
+	}
 	if kerr := storeError(err); kerr != nil {
 		rp.ErrorCode = kerr.Code
 		return rp

@@ -13,7 +13,8 @@ import (
 // DescribeConfigs (key 32), v0 to v4.
 //
 // Behaviour:
-//   - Topics, and named streams by their name, report every config of topic_config.go, also at its default.
+//   - Topics, and named streams by their name, report every config of topic_config.go, also at its default;
+//     streams those of their own as well.
 //   - A broker reports the configs of broker_config.go, all of them read-only. The empty name is the cluster-wide dynamic
 //     defaults, of which there are none; any other name must be this broker's id.
 //   - Loggers of this broker, subscriptions to client metrics and groups have no configs: the answer is an empty list for
@@ -90,9 +91,10 @@ func (b *Broker) describeTopicConfigs(name string) ([]describedConfig, *kafkapro
 	if err != nil {
 		return nil, err
 	}
-	described := make([]describedConfig, len(topicConfigs))
-	for i := range topicConfigs {
-		described[i] = config.describe(&topicConfigs[i])
+	defs := config.defaults.defs()
+	described := make([]describedConfig, len(defs))
+	for i := range defs {
+		described[i] = config.describe(&defs[i])
 	}
 	return described, nil
 }

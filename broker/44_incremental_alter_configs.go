@@ -88,7 +88,7 @@ func (e *configEdit) apply(overrides map[string]string, defaults *configDefaults
 }
 
 func (e *configEdit) applyList(overrides map[string]string, defaults *configDefaults) *kafkaproto.Error {
-	def, ok := topicConfigDefs[e.name]
+	def, ok := defaults.def(e.name)
 	if !ok {
 		return errUnknownConfig(e.name)
 	}

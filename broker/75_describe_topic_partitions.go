@@ -8,6 +8,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
+	"github.com/brookletmq/brooklet/streamstore"
 )
 
 // DescribeTopicPartitions (key 75), v0 (KIP-966).
@@ -19,6 +21,9 @@ import (
 //     is cut names the first partition that is missing; a request with that cursor goes on there, also if the topic is
 //     gone meanwhile.
 //   - Nothing is created.
+//   - A tag with a prefix lists the named streams under it instead, and another adds to each stream its offsets and
+//     settings (package ext). Paging is the same: the cursor names the first stream of the next page. Streams that are
+//     made behind the cursor meanwhile come along, those that are made before it do not.
 func init() { register(kafkaproto.KeyDescribeTopicPartitions, direct(handleDescribeTopicPartitions)) }
 
 // maxDescribedPartitions is Kafka's max.request.partition.size.limit.
@@ -27,6 +32,10 @@ const maxDescribedPartitions = 2000
 func handleDescribeTopicPartitions(b *Broker, _ context.Context, r *kafkaproto.Request) (kmsg.Response, error) {
 	req := r.Body.(*kmsg.DescribeTopicPartitionsRequest)
 	resp := req.ResponseKind().(*kmsg.DescribeTopicPartitionsResponse)
+	if prefix, ok := ext.Tag(&req.UnknownTags, ext.TagPrefix); ok {
+		return b.describePrefix(req, resp, string(prefix))
+	}
+	_, details := ext.Tag(&req.UnknownTags, ext.TagDetails)
 	names, err := b.describedNames(req)
 	if err != nil {
 		return describeError(req, resp, err), nil
@@ -42,6 +51,9 @@ func handleDescribeTopicPartitions(b *Broker, _ context.Context, r *kafkaproto.R
 			break
 		}
 		t, next := b.describeTopicPartitions(name, from, room)
+		if details && t.ErrorCode == 0 && isStreamName(name) {
+			b.addDetails(&t)
+		}
 		room -= int32(len(t.Partitions))
 		resp.Topics = append(resp.Topics, t)
 		if next > 0 {
@@ -106,11 +118,70 @@ func (b *Broker) describeTopicPartitions(name string, from, room int32) (d kmsg.
 		next = end
 	}
 	for n := from; n < end; n++ {
-		p := kmsg.NewDescribeTopicPartitionsResponseTopicPartition()
-		p.Partition, p.LeaderID, p.LeaderEpoch = n, b.opts.NodeID, leaderEpoch
-		p.Replicas, p.ISR = b.self, b.self
-		p.EligibleLeaderReplicas, p.LastKnownELR = []int32{}, []int32{}
-		d.Partitions = append(d.Partitions, p)
+		d.Partitions = append(d.Partitions, b.describePartition(n))
 	}
 	return d, next
+}
+
+// addDetails adds offsets and settings to the description of a stream, which becomes an error if it is gone by now.
+func (b *Broker) addDetails(t *kmsg.DescribeTopicPartitionsResponseTopic) {
+	id, _ := topicID(t.TopicID).stream()
+	info, err := b.store.Describe(id)
+	if err != nil {
+		t.ErrorCode, t.Partitions = storeError(err).Code, nil
+		return
+	}
+	t.UnknownTags.Set(ext.TagDetails, streamDetails(&info).Encode())
+}
+
+func streamDetails(info *streamstore.StreamInfo) *ext.Details {
+	d := &ext.Details{
+		Start: info.Start, Next: info.HighWatermark,
+		Created: info.Created, LastWrite: info.LastWrite,
+		Retention: info.Settings.Retention, RetentionBytes: info.Settings.RetentionBytes, TTL: -1,
+		Closed: info.Closed, ContentType: info.Settings.ContentType,
+	}
+	if info.Settings.TTL > 0 {
+		d.TTL = info.Settings.TTL
+	}
+	return d
+}
+
+// describePrefix answers with a page of the streams under a prefix.
+func (b *Broker) describePrefix(req *kmsg.DescribeTopicPartitionsRequest, resp *kmsg.DescribeTopicPartitionsResponse, prefix string) (kmsg.Response, error) {
+	_, details := ext.Tag(&req.UnknownTags, ext.TagDetails)
+	limit := int(min(max(req.ResponsePartitionLimit, 1), maxDescribedPartitions))
+	from := ""
+	if req.Cursor != nil {
+		from = req.Cursor.Topic
+	}
+	err := listStreams(b.store, prefix, from, func(info *streamstore.StreamInfo) bool {
+		if len(resp.Topics) == limit {
+			resp.NextCursor = nextCursor(info.Name, 0)
+			return false
+		}
+		t := b.describeStreamInfo(info)
+		if details {
+			t.UnknownTags.Set(ext.TagDetails, streamDetails(info).Encode())
+		}
+		resp.Topics = append(resp.Topics, t)
+		return true
+	})
+	return resp, err // the reply has no field for the error of a whole request
+}
+
+func (b *Broker) describeStreamInfo(info *streamstore.StreamInfo) kmsg.DescribeTopicPartitionsResponseTopic {
+	d := kmsg.NewDescribeTopicPartitionsResponseTopic()
+	d.Topic = kmsg.StringPtr(info.Name)
+	d.TopicID, d.AuthorizedOperations = streamTopicID(info.ID), topicOperations
+	d.Partitions = []kmsg.DescribeTopicPartitionsResponseTopicPartition{b.describePartition(0)}
+	return d
+}
+
+func (b *Broker) describePartition(n int32) kmsg.DescribeTopicPartitionsResponseTopicPartition {
+	p := kmsg.NewDescribeTopicPartitionsResponseTopicPartition()
+	p.Partition, p.LeaderID, p.LeaderEpoch = n, b.opts.NodeID, leaderEpoch
+	p.Replicas, p.ISR = b.self, b.self
+	p.EligibleLeaderReplicas, p.LastKnownELR = []int32{}, []int32{}
+	return p
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
 	"time"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 	"github.com/brookletmq/brooklet/streamstore"
 )
 
@@ -229,6 +231,9 @@ func (c *catalogue) alter(ctx context.Context, alterations []alteration, checked
 		if err := alterations[i].fn(overrides); err != nil {
 			return err
 		}
+		if err := keepClosed(now, overrides); err != nil {
+			return err
+		}
 		config, err := c.defaultsFor(t.name).newConfig(overrides)
 		if err != nil {
 			return err
@@ -238,9 +243,24 @@ func (c *catalogue) alter(ctx context.Context, alterations []alteration, checked
 	})
 }
 
+// keepClosed lets requests that replace all configs leave a closed stream closed, and refuses those that open it.
+func keepClosed(now *topicConfig, overrides map[string]string) *kafkaproto.Error {
+	if !now.closed {
+		return nil
+	}
+	if v, ok := overrides[ext.ConfigClosed]; ok && strings.EqualFold(strings.TrimSpace(v), "false") {
+		return kafkaproto.ErrInvalidConfig.WithMessage("the stream is closed for good: %s cannot be set to false", ext.ConfigClosed)
+	}
+	overrides[ext.ConfigClosed] = "true"
+	return nil
+}
+
 func (c *catalogue) planConfig(p *plan, t *topic, config *topicConfig) {
 	for _, id := range t.partitions {
 		p.txn.Configure(id, config.settings())
+		if config.closed {
+			p.txn.Close(id)
+		}
 	}
 	if t.stream {
 		return
@@ -270,5 +290,5 @@ func (c *catalogue) configOf(t *topic) (*topicConfig, *kafkaproto.Error) {
 	if err != nil {
 		return nil, storeError(err)
 	}
-	return c.streamDefaults.storedConfig(settingsOverrides(info.Settings)), nil
+	return c.streamDefaults.storedConfig(streamOverrides(&info)), nil
 }

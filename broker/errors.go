@@ -26,6 +26,9 @@ var storeErrors = []struct {
 	{streamstore.ErrCorrupt, kafkaproto.ErrKafkaStorageError},
 	{streamstore.ErrOutOfOrderSequence, kafkaproto.ErrOutOfOrderSequenceNumber},
 	{streamstore.ErrInvalidProducerEpoch, kafkaproto.ErrInvalidProducerEpoch},
+	// Clients must not try these again: nothing would change. The codes are those of package ext.
+	{streamstore.ErrConflict, kafkaproto.ErrOperationNotAttempted.WithMessage("the expected offset is not the stream's next one; nothing was written")},
+	{streamstore.ErrStreamClosed, errStreamClosed},
 	// Nothing was appended: the writer waits and tries again.
 	{streamstore.ErrBackpressure, errBackpressure},
 	// Another broker owns the data now. This code makes clients refresh their metadata, which finds it.
@@ -36,6 +39,8 @@ var storeErrors = []struct {
 	{context.DeadlineExceeded, kafkaproto.ErrRequestTimedOut},
 	{context.Canceled, kafkaproto.ErrRequestTimedOut},
 }
+
+var errStreamClosed = kafkaproto.ErrPolicyViolation.WithMessage("the stream is closed: it takes no more records")
 
 var errBackpressure = kafkaproto.ErrNotEnoughReplicas.WithMessage("the object store is behind, or the local disk is nearly full; nothing was written, try again")
 

@@ -19,7 +19,7 @@ import (
 // keeps its partitions registered in a [streamstore.Watch] between requests, so that an incremental fetch reads the
 // partitions that have news and those with data left over from last time, and never looks at the others.
 //
-// Sessions are for partitions that exist: a client that asks for others gets no session, and asks for everything each
+// Sessions are for partitions that exist, and for named streams that may come to exist: a client that asks for others gets no session, and asks for everything each
 // time, until they are there. A session that outlives its partitions keeps them.
 //
 // A fetch outside any session uses a fetchSession of its own that ends with the reply.
@@ -65,6 +65,10 @@ type fetchPartition struct {
 
 	// stream is 0 until the partition was found, and again when its stream turned out to be deleted.
 	stream streamstore.StreamID
+	// awaited: the watch tells under watchKey when a stream of this name is made.
+	awaited bool
+	// chosen: offset is the broker's choice, which the client was not told yet (see fetchFollow).
+	chosen bool
 
 	// What the client was told last, -1: nothing, or an error.
 	sentHighWatermark, sentStart int64
@@ -94,6 +98,8 @@ type fetchSession struct {
 	// watch reports every partition that has a stream. Nil for a fetch outside any session until it has to wait.
 	watch *streamstore.Watch
 	news  []int // scratch space of takeNews
+	// follow adds partitions by itself, nil: no.
+	follow *fetchFollow
 
 	// cache: guarded by fetchSessions.mu.
 	epoch    int32           // that the next request must carry
@@ -163,10 +169,17 @@ func (s *fetchSession) forget(key partitionKey) {
 	s.freeKeys = append(s.freeKeys, p.watchKey)
 }
 
+// isEmpty tells that the session has no partitions, and that none can come.
+func (s *fetchSession) isEmpty() bool { return len(s.byKey) == 0 && s.follow == nil }
+
 // attach makes stream the one that p reads. With a watch, news of it are reported from here on. The error is
 // [streamstore.ErrNoStream].
 func (s *fetchSession) attach(p *fetchPartition, stream streamstore.StreamID) error {
-	if s.watch != nil {
+	s.detach(p)
+	switch {
+	case s.follow != nil:
+		s.follow.byStream[stream] = p
+	case s.watch != nil:
 		if err := s.watch.Add(stream, p.watchKey); err != nil {
 			return err
 		}
@@ -175,11 +188,25 @@ func (s *fetchSession) attach(p *fetchPartition, stream streamstore.StreamID) er
 	return nil
 }
 
+// await makes p, whose stream does not exist, wait for one of its name. It reports false if p does so already, or if
+// there is no watch yet.
+func (s *fetchSession) await(p *fetchPartition) bool {
+	if s.watch == nil || p.awaited {
+		return false
+	}
+	s.watch.AddName(p.name, p.watchKey)
+	p.awaited = true
+	return true
+}
+
 func (s *fetchSession) detach(p *fetchPartition) {
-	if s.watch != nil && p.stream != 0 {
+	switch {
+	case s.follow != nil:
+		delete(s.follow.byStream, p.stream)
+	case s.watch != nil && (p.stream != 0 || p.awaited):
 		s.watch.Remove(p.watchKey)
 	}
-	p.stream = 0
+	p.stream, p.awaited = 0, false
 }
 
 // startWatch gives a session without a watch one, and queues every partition, because data may have arrived after it
@@ -190,9 +217,8 @@ func (s *fetchSession) startWatch(store *streamstore.Store) bool {
 	}
 	s.watch = store.NewWatch()
 	for _, p := range s.partitions { // none is nil: only cached sessions forget, and they have a watch
-		stream := p.stream
-		p.stream = 0
-		if stream != 0 {
+		if stream := p.stream; stream != 0 {
+			p.stream = 0
 			_ = s.attach(p, stream) // a stream that is gone is looked up again when p is read
 		}
 		s.queue.push(p)
@@ -202,6 +228,9 @@ func (s *fetchSession) startWatch(store *streamstore.Store) bool {
 
 // takeNews queues the partitions that have news.
 func (s *fetchSession) takeNews() {
+	if s.follow != nil {
+		s.takeFollowed()
+	}
 	if s.watch == nil {
 		return
 	}
@@ -217,6 +246,9 @@ func (s *fetchSession) takeNews() {
 func (s *fetchSession) closeWatch() {
 	if s.watch != nil {
 		s.watch.Close()
+	}
+	if s.follow != nil {
+		s.follow.watch.Close()
 	}
 }
 
@@ -347,6 +379,10 @@ func (c *fetchSessions) begin(req *kmsg.FetchRequest, gone <-chan struct{}) (*fe
 	}
 	s := newFetchSession(req)
 	s.update(req)
+	if kerr := c.startFollowing(s, req); kerr != nil {
+		s.closeWatch()
+		return nil, kerr
+	}
 	if req.Version >= fetchSessionsFrom && req.SessionEpoch == sessionEpochInitial && c.deserving(s) {
 		s.gone = gone
 		c.insert(s)
@@ -356,6 +392,9 @@ func (c *fetchSessions) begin(req *kmsg.FetchRequest, gone <-chan struct{}) (*fe
 
 // deserving tells whether a new session may ask for a slot.
 func (c *fetchSessions) deserving(s *fetchSession) bool {
+	if s.follow != nil {
+		return true
+	}
 	if n := len(s.byKey); n == 0 || n > c.maxPerSession {
 		return false
 	}
@@ -378,7 +417,7 @@ func (c *fetchSessions) resume(req *kmsg.FetchRequest, gone <-chan struct{}) (*f
 		return s, nil
 	}
 	c.remove(req.SessionID)
-	if len(s.byKey) == 0 {
+	if s.isEmpty() {
 		return s, nil // the client has forgotten everything: the reply ends the session, as in Kafka
 	}
 	c.end(s)
@@ -426,7 +465,7 @@ func (c *fetchSessions) resize(s *fetchSession) bool {
 		evicted = c.makeRoomLocked(0, 0, time.Now())
 	}
 	c.m.sessionPartitions.Set(float64(c.mu.partitions))
-	ok := s.size > 0 && s.size <= c.maxPerSession && c.mu.partitions <= c.maxPartitions
+	ok := !s.isEmpty() && s.size <= c.maxPerSession && c.mu.partitions <= c.maxPartitions
 	c.mu.Unlock()
 	closeWatches(evicted)
 	return ok

@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/streamstore"
 )
 
 // askMetadata asks for the named topics; no names at all means the null list.
@@ -150,7 +151,8 @@ func TestMetadataAnswersEveryTopic(t *testing.T) {
 	}
 }
 
-// A topic is created if the broker and the request both allow it; below version 4 a request always does.
+// A topic is created if the broker and the request both allow it; below version 4 a request always does. A stream is
+// never created, but looks as if it were there if it may be made by writing to it.
 func TestMetadataAutoCreate(t *testing.T) {
 	for _, tc := range []struct {
 		broker  bool
@@ -168,13 +170,21 @@ func TestMetadataAutoCreate(t *testing.T) {
 	} {
 		b := newAdminBroker(t, func(o *Options) { o.AutoCreateTopics, o.DefaultPartitions = tc.broker, 3 })
 		resp := askMetadata(b, tc.version, tc.request, "orders", "dir/stream", "a b")
-		for i, partitions := range []int{3, 1} {
-			got := resp.Topics[i]
-			wantCode(t, fmt.Sprintf("%+v %s", tc, *got.Topic), got.ErrorCode, tc.want)
-			if tc.want == nil && (len(got.Partitions) != partitions || tc.version >= 10 && got.TopicID == [16]byte{}) {
-				t.Errorf("%+v: %+v", tc, got)
-			}
+		got := resp.Topics[0]
+		wantCode(t, fmt.Sprintf("%+v %s", tc, *got.Topic), got.ErrorCode, tc.want)
+		if tc.want == nil && (len(got.Partitions) != 3 || tc.version >= 10 && got.TopicID == [16]byte{}) {
+			t.Errorf("%+v: %+v", tc, got)
 		}
+		stream := resp.Topics[1]
+		if tc.broker {
+			wantCode(t, fmt.Sprintf("%+v stream", tc), stream.ErrorCode, nil)
+			wantLen(t, stream.Partitions, 1)
+			wantEqual(t, [16]byte{}, stream.TopicID)
+		} else {
+			wantCode(t, fmt.Sprintf("%+v stream", tc), stream.ErrorCode, kafkaproto.ErrUnknownTopicOrPartition)
+		}
+		_, err := b.store.Lookup("dir/stream")
+		wantErrorIs(t, err, streamstore.ErrNoStream, "%+v", tc)
 		wantCode(t, "a b", resp.Topics[2].ErrorCode, kafkaproto.ErrInvalidTopic)
 		askMetadata(b, 4, true)
 		if n := len(b.topics.load().byName); (n == 1) != (tc.want == nil) {

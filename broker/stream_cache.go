@@ -103,7 +103,7 @@ func (c *catalogue) streamTopic(info streamstore.StreamInfo) *topic {
 		id:         streamTopicID(info.ID),
 		created:    info.Created,
 		partitions: []streamstore.StreamID{info.ID},
-		config:     c.streamDefaults.storedConfig(settingsOverrides(info.Settings)),
+		config:     c.streamDefaults.storedConfig(streamOverrides(&info)),
 		stream:     true,
 	}
 	c.streams.put(t)

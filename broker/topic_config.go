@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 	"github.com/brookletmq/brooklet/streamstore"
 )
 
@@ -123,14 +124,57 @@ var topicConfigs = []configDef{
 		doc: "Accepted and ignored: there is no election that could lose records."},
 }
 
-// topicConfigDefs finds a definition by name.
-var topicConfigDefs = func() map[string]*configDef {
-	m := make(map[string]*configDef, len(topicConfigs))
-	for i := range topicConfigs {
-		m[topicConfigs[i].name] = &topicConfigs[i]
+// streamConfigs are the configs that only named streams have, in order of names. Kafka does not know them.
+var streamConfigs = []configDef{
+	{name: ext.ConfigClosed, kind: kmsg.ConfigTypeBoolean, value: "false", check: boolean, honoured: true,
+		doc: "Whether the stream takes no more records. Once true it stays so."},
+	{name: ext.ConfigContentType, kind: kmsg.ConfigTypeString, value: "", honoured: true,
+		doc: "The media type of the records' values, such as application/json. The broker only keeps it."},
+	{name: ext.ConfigTTL, kind: kmsg.ConfigTypeLong, value: "-1", check: anyOf(exactly("-1"), longFrom(1)), honoured: true,
+		doc: "The stream is deleted when nothing was written to it for so long, in milliseconds; -1 for never."},
+}
+
+// topicConfigDefs and streamConfigDefs find a definition by name.
+var (
+	topicConfigDefs  = indexConfigs(topicConfigs)
+	streamConfigDefs = indexConfigs(streamConfigs)
+)
+
+func indexConfigs(defs []configDef) map[string]*configDef {
+	m := make(map[string]*configDef, len(defs))
+	for i := range defs {
+		m[defs[i].name] = &defs[i]
 	}
 	return m
-}()
+}
+
+// def finds a config that topics have, or named streams if these are their defaults.
+func (d *configDefaults) def(name string) (*configDef, bool) {
+	if def, ok := topicConfigDefs[name]; ok {
+		return def, true
+	}
+	if !d.stream {
+		return nil, false
+	}
+	def, ok := streamConfigDefs[name]
+	return def, ok
+}
+
+// defs returns all of them, in order of names.
+func (d *configDefaults) defs() []configDef {
+	if !d.stream {
+		return topicConfigs
+	}
+	return allStreamConfigs
+}
+
+var allStreamConfigs = slices.SortedFunc(slices.Values(slices.Concat(topicConfigs, streamConfigs)),
+	func(a, b configDef) int { return strings.Compare(a.name, b.name) })
+
+// settableOnStreams tells the configs that can be set on a named stream, which has a row for no more.
+func (d *configDef) settableOnStreams() bool {
+	return d.name == configRetentionMs || d.name == configRetentionBytes || streamConfigDefs[d.name] != nil
+}
 
 // validate checks a value. The error is INVALID_CONFIG and names the config, the value and what is allowed.
 func (d *configDef) validate(value string) *kafkaproto.Error {
@@ -162,6 +206,10 @@ type topicConfig struct {
 	timestampBeforeMs, timestampAfterMs int64
 	// retentionMs and retentionBytes are -1 for no limit.
 	retentionMs, retentionBytes int64
+	// Of named streams only. ttlMs is -1 for ever.
+	ttlMs       int64
+	contentType string
+	closed      bool
 }
 
 // value returns the value in effect.
@@ -187,23 +235,37 @@ func (c *topicConfig) settings() streamstore.Settings {
 	if ms := c.retentionMs; ms >= 0 && ms <= math.MaxInt64/int64(time.Millisecond) {
 		s.Retention = time.Duration(max(ms, 1)) * time.Millisecond
 	}
+	if ms := c.ttlMs; ms > 0 && ms <= math.MaxInt64/int64(time.Millisecond) {
+		s.TTL = time.Duration(ms) * time.Millisecond
+	}
+	s.ContentType = c.contentType
 	return s
 }
 
-// settingsOverrides is the inverse of settings, for named streams, whose settings are all the config they have.
-func settingsOverrides(s streamstore.Settings) map[string]string {
+// streamOverrides is the inverse of settings, for named streams, whose settings are all the config they have.
+func streamOverrides(info *streamstore.StreamInfo) map[string]string {
 	var m map[string]string
-	set := func(name string, value int64) {
+	set := func(name, value string) {
 		if m == nil {
 			m = map[string]string{}
 		}
-		m[name] = strconv.FormatInt(value, 10)
+		m[name] = value
 	}
+	s := &info.Settings
 	if s.Retention >= 0 {
-		set(configRetentionMs, s.Retention.Milliseconds())
+		set(configRetentionMs, retentionMs(s.Retention))
 	}
 	if s.RetentionBytes >= 0 {
-		set(configRetentionBytes, s.RetentionBytes)
+		set(configRetentionBytes, strconv.FormatInt(s.RetentionBytes, 10))
+	}
+	if s.TTL > 0 {
+		set(ext.ConfigTTL, retentionMs(s.TTL))
+	}
+	if s.ContentType != "" {
+		set(ext.ConfigContentType, s.ContentType)
+	}
+	if info.Closed {
+		set(ext.ConfigClosed, "true")
 	}
 	return m
 }
@@ -213,8 +275,7 @@ type configDefaults struct {
 	values map[string]string
 	// static marks the values that come from the broker's options and differ from Kafka's.
 	static map[string]bool
-	// stream tells that these are the defaults of named streams. Only their retention can be set: a stream has no
-	// row for more.
+	// stream tells that these are the defaults of named streams, on which few can be set.
 	stream bool
 	// plain is the config without overrides, shared by all topics that have none.
 	plain *topicConfig
@@ -222,8 +283,8 @@ type configDefaults struct {
 
 func newConfigDefaults(o *Options, stream bool) *configDefaults {
 	d := &configDefaults{values: make(map[string]string, len(topicConfigs)), static: map[string]bool{}, stream: stream}
-	for i := range topicConfigs {
-		d.values[topicConfigs[i].name] = topicConfigs[i].value
+	for _, def := range d.defs() {
+		d.values[def.name] = def.value
 	}
 	set := func(name, value string) {
 		if d.values[name] != value {
@@ -260,7 +321,7 @@ func (d *configDefaults) source(name string) kmsg.ConfigSource {
 // newConfig makes the config with these overrides, which it takes over. The error is INVALID_CONFIG.
 func (d *configDefaults) newConfig(overrides map[string]string) (*topicConfig, *kafkaproto.Error) {
 	for _, name := range slices.Sorted(maps.Keys(overrides)) {
-		def, ok := topicConfigDefs[name]
+		def, ok := d.def(name)
 		if !ok {
 			return nil, errUnknownConfig(name)
 		}
@@ -271,11 +332,12 @@ func (d *configDefaults) newConfig(overrides map[string]string) (*topicConfig, *
 		if err := def.validate(overrides[name]); err != nil {
 			return nil, err
 		}
-		if !d.stream || name == configRetentionMs || name == configRetentionBytes {
+		if !d.stream || def.settableOnStreams() {
 			continue
 		}
 		if overrides[name] != d.values[name] {
-			return nil, kafkaproto.ErrInvalidConfig.WithMessage("%s cannot be set on a stream, where it is always %q; a stream has only %s and %s", name, d.values[name], configRetentionMs, configRetentionBytes)
+			return nil, kafkaproto.ErrInvalidConfig.WithMessage("%s cannot be set on a stream, where it is always %q; a stream has only %s, %s, %s, %s and %s",
+				name, d.values[name], configRetentionMs, configRetentionBytes, ext.ConfigTTL, ext.ConfigContentType, ext.ConfigClosed)
 		}
 		delete(overrides, name)
 	}
@@ -306,6 +368,11 @@ func (d *configDefaults) parse(overrides map[string]string) *topicConfig {
 	c.timestampAfterMs = number(configTimestampAfter)
 	c.retentionMs = number(configRetentionMs)
 	c.retentionBytes = number(configRetentionBytes)
+	if d.stream {
+		c.ttlMs = number(ext.ConfigTTL)
+		c.contentType = c.value(ext.ConfigContentType)
+		c.closed = strings.EqualFold(c.value(ext.ConfigClosed), "true")
+	}
 	return c
 }
 

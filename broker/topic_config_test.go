@@ -125,7 +125,7 @@ func TestRetentionSettings(t *testing.T) {
 		}
 	}
 	for _, s := range []streamstore.Settings{streamstore.DefaultSettings(), {Retention: time.Hour, RetentionBytes: -1}, {Retention: -1, RetentionBytes: 0}} {
-		if got := testDefaults(true).storedConfig(settingsOverrides(s)).settings(); got != s {
+		if got := testDefaults(true).storedConfig(streamOverrides(&streamstore.StreamInfo{Settings: s})).settings(); got != s {
 			t.Errorf("settings %+v came back as %+v", s, got)
 		}
 	}

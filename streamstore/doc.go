@@ -33,7 +33,7 @@
 //
 //	Store.meta (transactions)
 //	  stream.mu
-//	    streamTableShard.mu | appendQueue.mu | tailCache.mu | Watch.mu
+//	    streamTableShard.mu | appendQueue.mu | tailCache.mu | Watch.mu | nameWatches.mu
 //
 // Only a transaction holds several streams' locks at a time. The locks of the last
 // line are leaves. No lock is held across I/O, except that transactions do point reads

@@ -15,6 +15,7 @@ type Watch struct {
 	store *Store
 	ready chan struct{}
 	keys  map[int]*stream
+	names map[int]string // of AddName
 
 	mu struct {
 		sync.Mutex
@@ -60,6 +61,11 @@ func (w *Watch) Add(id StreamID, key int) error {
 // Remove ends the watch of key; unknown keys are ignored. Take may still return
 // the key once if it had news before.
 func (w *Watch) Remove(key int) {
+	if name, ok := w.names[key]; ok {
+		delete(w.names, key)
+		w.store.prefixes.names.remove(name, watcher{w, key})
+		return
+	}
 	st, ok := w.keys[key]
 	if !ok {
 		return
@@ -91,6 +97,9 @@ func (w *Watch) Take(keys []int) []int {
 
 // Close ends the watch of all streams.
 func (w *Watch) Close() {
+	for key := range w.names {
+		w.Remove(key)
+	}
 	for key := range w.keys {
 		w.Remove(key)
 	}
@@ -134,6 +143,8 @@ const maxPrefixNews = 1 << 16
 type prefixWatches struct {
 	mu   sync.Mutex
 	list atomic.Pointer[[]*PrefixWatch] // copied on change; nil: none
+	// names are watched one by one, because there may be many.
+	names nameWatches
 }
 
 // WatchPrefix begins to watch all streams whose names begin with prefix. Only what
@@ -161,6 +172,7 @@ func (p *prefixWatches) change(edit func([]*PrefixWatch) []*PrefixWatch) {
 
 // notify is called with the stream's lock held; a watch's lock comes after it.
 func (p *prefixWatches) notify(st *stream) {
+	p.names.notify(st)
 	list := p.list.Load()
 	if list == nil {
 		return

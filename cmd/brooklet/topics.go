@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"github.com/urfave/cli/v2"
 )
@@ -105,6 +106,9 @@ func describeTopics(s *session) error {
 	var names []string
 	var errs []error
 	for _, t := range details.Sorted() {
+		if t.Err == nil && t.ID == (kadm.TopicID{}) { // a stream that was not written to yet
+			t.Err = kerr.UnknownTopicOrPartition
+		}
 		if t.Err != nil {
 			errs = append(errs, brokerError(topicNamed(t.Topic), t.Err, ""))
 			continue

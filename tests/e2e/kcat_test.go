@@ -73,6 +73,7 @@ func TestKcat(t *testing.T) {
 		{"list", testKcatList},
 		{"stream", testKcatStream},
 		{"follow", testKcatFollow},
+		{"reader before writer", testKcatEarly},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -196,5 +197,25 @@ func testKcatFollow(t *testing.T, k kcat) {
 	<-done
 	if want := "first\nsecond\nthird\n"; err != nil || string(got) != want {
 		t.Errorf("the follower read %q, %v, want %q", got, err, want)
+	}
+}
+
+// testKcatEarly reads a stream that is written to later.
+func testKcatEarly(t *testing.T, k kcat) {
+	type result struct {
+		output []byte
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		output, err := k.try(testContext(t), nil, "-C", "-t", "early/kcat", "-o", "beginning", "-c", "2", "-q", "-u")
+		done <- result{output, err}
+	}()
+	// It does not matter to the test when kcat begins to read, but most of the time it is before this.
+	k.run(t, []byte("first\n"), "-P", "-t", "early/other")
+	k.run(t, []byte("first\n"), "-P", "-t", "early/kcat")
+	k.run(t, []byte("second\n"), "-P", "-t", "early/kcat")
+	if r := <-done; r.err != nil || string(r.output) != "first\nsecond\n" {
+		t.Errorf("kcat reads %q, %v", r.output, r.err)
 	}
 }

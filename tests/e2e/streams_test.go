@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,6 +26,7 @@ func TestStreams(t *testing.T) {
 		{"topic ids", testStreamTopicIDs},
 		{"many at once", testStreamsAtOnce},
 		{"follow many", testFollowMany},
+		{"reader before writer", testReaderBeforeWriter},
 		{"names", testStreamNames},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -34,11 +37,12 @@ func TestStreams(t *testing.T) {
 }
 
 // testStreamTopicIDs lets an unmodified client use a stream and looks at the requests: they must be the versions that
-// name topics by id only.
+// name topics by id only, once the stream exists.
 func testStreamTopicIDs(t *testing.T, b *harness.Broker) {
 	const stream, n = "a/b/c", 100
 	var sniffer harness.Sniffer
 	ctx := testContext(t)
+	createTopic(t, b, stream, 1)
 	producer := newKgo(t, b.Addr, kgo.Dialer(sniffer.Dial), kgo.DefaultProduceTopic(stream), kgo.AllowAutoTopicCreation())
 	for i := range n {
 		if err := producer.ProduceSync(ctx, kgo.StringRecord(fmt.Sprint(i))).FirstErr(); err != nil {
@@ -61,6 +65,57 @@ func testStreamTopicIDs(t *testing.T, b *harness.Broker) {
 		if len(versions) == 0 || slices.Min(versions) < byID {
 			t.Errorf("%s was sent in versions %d, want only those from %d on", key.Name(), versions, byID)
 		}
+	}
+}
+
+// testReaderBeforeWriter lets unmodified clients read streams that nobody has written to yet: by themselves, in a group,
+// and kcat. They must get the first record, go on from there, and leave nothing behind where nothing is written.
+func testReaderBeforeWriter(t *testing.T, b *harness.Broker) {
+	ctx := testContext(t)
+	start := kgo.ConsumeResetOffset(kgo.NewOffset().AtStart())
+	readers := map[string]*kgo.Client{
+		"alone":                   newKgo(t, b.Addr, start, kgo.ConsumeTopics("early/alone"), kgo.MetadataMinAge(50*time.Millisecond)),
+		"alone, from the end":     newKgo(t, b.Addr, kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()), kgo.ConsumeTopics("early/end")),
+		"partition":               newKgo(t, b.Addr, kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"early/partition": {0: kgo.NewOffset().At(0)}})),
+		"group":                   newKgo(t, b.Addr, start, kgo.ConsumeTopics("early/group"), kgo.ConsumerGroup("early")),
+		"alone, and may create":   newKgo(t, b.Addr, start, kgo.ConsumeTopics("early/create"), kgo.AllowAutoTopicCreation()),
+		"many, one is never made": newKgo(t, b.Addr, start, kgo.ConsumeTopics("early/one", "early/never")),
+	}
+	streams := map[string]string{"alone": "early/alone", "alone, from the end": "early/end", "partition": "early/partition", "group": "early/group",
+		"alone, and may create": "early/create", "many, one is never made": "early/one"}
+	fetches := func() float64 { return b.Metric(`brooklet_kafkaproto_requests_total{api="Fetch"}`) }
+	for name, c := range readers { // each is in its fetch
+		before := fetches()
+		wait, cancel := context.WithCancel(ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.PollFetches(wait)
+		}()
+		until(t, name+" fetches", func() bool { return fetches() > before })
+		cancel()
+		<-done
+	}
+	if _, err := newAdmin(t, b.Addr).DeleteTopic(ctx, "early/alone"); !errors.Is(err, kerr.UnknownTopicOrPartition) {
+		t.Errorf("deleting a stream that was only read: error %v", err)
+	}
+	producer := newKgo(t, b.Addr)
+	for i := range 3 {
+		for name, c := range readers {
+			if err := producer.ProduceSync(ctx, &kgo.Record{Topic: streams[name], Value: fmt.Append(nil, i)}).FirstErr(); err != nil {
+				t.Fatal(err)
+			}
+			records, err := pollRecords(ctx, c, 1)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if r := records[0]; len(records) != 1 || r.Offset != int64(i) || string(r.Value) != fmt.Sprint(i) {
+				t.Fatalf("%s: got %d records, the first %q at %d, want %d", name, len(records), r.Value, r.Offset, i)
+			}
+		}
+	}
+	if _, err := newAdmin(t, b.Addr).DeleteTopic(ctx, "early/never"); !errors.Is(err, kerr.UnknownTopicOrPartition) {
+		t.Errorf("deleting a stream that was only read: error %v", err)
 	}
 }
 
