@@ -142,6 +142,15 @@ func (b RecordBatch) SetBaseOffset(o int64) { b.putInt64(offBaseOffset, o) }
 // SetPartitionLeaderEpoch assigns the leader epoch. The CRC stays valid.
 func (b RecordBatch) SetPartitionLeaderEpoch(e int32) { b.putInt32(offLeaderEpoch, e) }
 
+// SetProducer makes the batch part of an idempotent producer's sequence, whatever it
+// was part of before, and computes the checksum anew.
+func (b RecordBatch) SetProducer(p ProducerState) {
+	b.putInt64(offProducerID, p.ID)
+	b.putInt16(offProducerEpoch, p.Epoch)
+	b.putInt32(offBaseSequence, p.Sequence)
+	b.SetCRC()
+}
+
 // SetCRC computes the checksum and stores it. It is due after a change to any
 // field from the attributes on.
 func (b RecordBatch) SetCRC() { binary.BigEndian.PutUint32(b[offCRC:], b.ComputeCRC()) }

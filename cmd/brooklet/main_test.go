@@ -52,7 +52,7 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 
 // serveArgs runs a broker on ports of the system's choice.
 func serveArgs(dataDir string, args ...string) []string {
-	return append([]string{"serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "json",
+	return append([]string{"serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json",
 		"--data-dir", dataDir}, args...)
 }
 

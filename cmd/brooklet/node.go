@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/brookletmq/brooklet/broker"
 	"github.com/brookletmq/brooklet/broker/groups"
+	"github.com/brookletmq/brooklet/broker/httpapi"
 	"github.com/brookletmq/brooklet/kafkaproto"
 	"github.com/brookletmq/brooklet/objstore"
 	"github.com/brookletmq/brooklet/streamstore"
@@ -39,11 +41,12 @@ type node struct {
 	store    *streamstore.Store
 	listener net.Listener
 	broker   *broker.Broker
+	http     *httpapi.Server
 	kafka    *kafkaproto.Server
 }
 
 func newNode(s *settings, log *zap.Logger) *node {
-	n := &node{settings: s, log: log, notify: notifier{log}, registry: prometheus.NewRegistry(), failed: make(chan error, 2)}
+	n := &node{settings: s, log: log, notify: notifier{log}, registry: prometheus.NewRegistry(), failed: make(chan error, 3)}
 	n.setState(errors.New("starting"))
 	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newBuildInfo())
 	return n
@@ -106,6 +109,7 @@ func (n *node) start(ctx context.Context) error {
 		{"replaying the commit log", n.openStore},
 		{"opening the Kafka listener", n.openListener},
 		{"loading the topics", n.openBroker},
+		{"opening the HTTP listener", n.openHTTP},
 		{"beginning to serve", n.openKafka},
 	}
 	for _, step := range steps {
@@ -294,6 +298,61 @@ func (n *node) openKafka(context.Context) (err error) {
 	n.log.Info("serving Kafka clients", zap.String("listen", n.listener.Addr().String()))
 	n.notify.ready("serving Kafka clients on " + n.listener.Addr().String())
 	return nil
+}
+
+// httpOff is the value of --http-listen for no stream API over HTTP.
+const httpOff = "off"
+
+// openHTTP serves the stream API over HTTP. A default address that is taken must not keep a broker from starting that
+// nobody wants to use over HTTP.
+func (n *node) openHTTP(context.Context) error {
+	s := n.settings
+	if s.httpListen == httpOff {
+		return nil
+	}
+	l, err := listenOn("http-listen", s.httpListen)
+	if errors.Is(err, syscall.EADDRINUSE) && s.httpListen == defaultHTTPListen {
+		n.log.Warn("no stream API over HTTP: another process has its default address; set --http-listen to a free address, or to off", zap.String("listen", s.httpListen))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	n.http, err = n.broker.NewHTTP(httpapi.Options{
+		MaxBodyBytes:   s.memory.http / httpShare,
+		MaxReadBytes:   int(s.memory.http / httpShare),
+		Memory:         s.memory.http,
+		AllowedOrigins: s.origins(),
+		Logger:         n.log.Named("http"),
+		Registerer:     n.registry,
+	})
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	go func() {
+		if err := n.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			n.failed <- fmt.Errorf("listener of HTTP clients: %w", err)
+		}
+	}()
+	n.log.Info("serving HTTP clients", zap.String("listen", l.Addr().String()))
+	return nil
+}
+
+// httpShare: one request or reply over HTTP takes at most this part of the memory for all.
+const httpShare = 8
+
+// origins are the entries of --http-origins.
+func (s *settings) origins() []string {
+	if s.httpOrigins == "none" {
+		return nil
+	}
+	var origins []string
+	for origin := range strings.SplitSeq(s.httpOrigins, ",") {
+		if origin = strings.TrimSpace(origin); origin != "" {
+			origins = append(origins, origin)
+		}
+	}
+	return origins
 }
 
 // serve waits for the end: ctx's error if it was told to stop.

@@ -28,6 +28,7 @@ const (
 const (
 	defaultListen      = "127.0.0.1:9092"
 	defaultAdminListen = "127.0.0.1:9644"
+	defaultHTTPListen  = "127.0.0.1:8080"
 	kafkaPort          = 9092
 )
 
@@ -41,6 +42,8 @@ const (
 // settings are everything that serve can be told. Options fill the fields; check makes sure that they fit together.
 type settings struct {
 	listen, advertise, adminListen string
+	httpListen                     string // or httpOff
+	httpOrigins                    string // separated by commas
 	nodeID                         int
 	rack                           string
 
@@ -91,6 +94,8 @@ func (s *settings) options() []*option {
 			textOption("listen", &s.listen, defaultListen, "`ADDRESS` (host:port) that Kafka clients connect to; an empty host means every address of this machine, and then --advertise is needed"),
 			derived(textOption("advertise", &s.advertise, "", "`ADDRESS` (host:port) that clients are told to connect to; they must be able to reach it"), &s.advertise, "the address of --listen"),
 			textOption("admin-listen", &s.adminListen, defaultAdminListen, "`ADDRESS` of the HTTP endpoint for operators: /healthz, /readyz, /metrics, and profiles of the process at /debug/pprof/; it has no access control"),
+			textOption("http-listen", &s.httpListen, defaultHTTPListen, "`ADDRESS` of the stream API over HTTP, or off; it has no TLS and no access control. If another process has the default address the broker starts without it and says so; an address that is set must be free"),
+			textOption("http-origins", &s.httpOrigins, "*", "origins whose web pages may use the stream API (CORS), a `LIST` such as https://app.example.com,https://example.org, * for all, or none"),
 			derived(bytesOption("max-frame-bytes", &s.maxFrameBytes, mostFrameBytes, mib, 256*mib, "largest request accepted, in `BYTES` (Kafka's socket.request.max.bytes); --request-memory-bytes must be four times as large"), &s.maxFrameBytes, "a quarter of --request-memory-bytes, at most "+formatBytes(mostFrameBytes)),
 			intOption("max-connections", &s.maxConnections, 16384, 1, math.MaxInt32, "open Kafka connections beyond which new ones are closed"),
 			derived(intOption("max-connections-per-ip", &s.maxConnectionsPerIP, 1, 1, math.MaxInt32, "the same for one client address"), &s.maxConnectionsPerIP, "no limit of its own"),
@@ -164,6 +169,9 @@ func (s *settings) complete(options []*option) error {
 	errs = append(errs, s.completePaths())
 	_, err := s.advertised()
 	errs = append(errs, err, checkAddress("admin-listen", s.adminListen))
+	if s.httpListen != httpOff {
+		errs = append(errs, checkAddress("http-listen", s.httpListen))
+	}
 	if s.maxFrameBytes != 0 && s.maxMessageBytes > s.maxFrameBytes-frameOverhead {
 		errs = append(errs, fmt.Errorf("--max-message-bytes %s does not fit into --max-frame-bytes %s: raise the second or lower the first",
 			formatBytes(s.maxMessageBytes), formatBytes(s.maxFrameBytes)))

@@ -14,8 +14,8 @@ import (
 // stop ends what start began, within the drain timeout:
 //
 //  1. The readiness probe fails and waiting fetches answer.
-//  2. The Kafka server finishes the requests it has read and closes its connections. Connections whose client does not
-//     take its replies are cut when two thirds of the time are over.
+//  2. The servers of Kafka and HTTP clients finish the requests they have read and close their connections. Connections
+//     whose client does not take its replies are cut when two thirds of the time are over.
 //  3. What is only on the disk is flushed to the bucket, so that another machine could go on from there.
 //  4. The store, the bucket and the admin endpoint are closed.
 //
@@ -47,24 +47,30 @@ func (n *node) stopKafka(ctx context.Context) error {
 		return nil
 	}
 	n.broker.Drain()
-	if n.kafka != nil {
-		if err := n.shutDownKafka(ctx); err != nil {
-			return err
-		}
+	if err := n.shutDownServers(ctx); err != nil {
+		return err
 	}
 	n.broker.Close()
 	return nil
 }
 
-// shutDownKafka drains the Kafka server. Replies that wait until their records are in the bucket need not wait for the
-// next flush interval.
-func (n *node) shutDownKafka(ctx context.Context) error {
+// shutDownServers drains the Kafka server and the one of the stream API. Replies that wait until their records are in the
+// bucket need not wait for the next flush interval.
+func (n *node) shutDownServers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, n.settings.drainTimeout*2/3)
 	defer cancel()
 	flushing, stopFlushing := context.WithCancel(ctx)
 	defer stopFlushing()
 	go n.flushUntil(flushing)
-	err := n.kafka.Shutdown(ctx)
+	httpDone := make(chan error, 1)
+	go func() { httpDone <- n.shutDownHTTP(ctx) }()
+	var err error
+	if n.kafka != nil {
+		err = n.kafka.Shutdown(ctx)
+	}
+	if err := <-httpDone; err != nil {
+		n.log.Warn("HTTP clients that did not take their replies were cut", zap.Duration("after", n.settings.drainTimeout*2/3), zap.Error(err))
+	}
 	switch {
 	case errors.Is(err, kafkaproto.ErrHandlersRunning):
 		return fmt.Errorf("requests do not end; what they wrote is recovered at the next start: %w", err)
@@ -72,6 +78,13 @@ func (n *node) shutDownKafka(ctx context.Context) error {
 		n.log.Warn("clients that did not take their replies were cut", zap.Duration("after", n.settings.drainTimeout*2/3), zap.Error(err))
 	}
 	return nil
+}
+
+func (n *node) shutDownHTTP(ctx context.Context) error {
+	if n.http == nil {
+		return nil
+	}
+	return n.http.Shutdown(ctx)
 }
 
 // drainFlushInterval is the time between flushes while the Kafka server drains.

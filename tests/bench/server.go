@@ -37,7 +37,7 @@ func startServer(ctx context.Context, dir string, args ...string) (*server, erro
 		return nil, err
 	}
 	s := &server{addr: addr, admin: admin, log: &bytes.Buffer{}, done: make(chan error, 1)}
-	args = append([]string{"serve", "--data-dir", filepath.Join(dir, "data"), "--listen", addr, "--admin-listen", admin}, args...)
+	args = append([]string{"serve", "--data-dir", filepath.Join(dir, "data"), "--listen", addr, "--admin-listen", admin, "--http-listen", "off"}, args...)
 	s.cmd = exec.CommandContext(ctx, *brooklet, args...)
 	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
 	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log

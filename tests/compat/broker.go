@@ -53,7 +53,7 @@ func startBroker(ctx context.Context, binary string) (*broker, error) {
 func launchBroker(ctx context.Context, binary, listen, data string, flags ...string) (*broker, error) {
 	b := &broker{ended: make(chan struct{}), listen: make(chan string, 1)}
 	b.cmd = exec.Command(binary, append([]string{"serve",
-		"--listen", listen, "--admin-listen", "127.0.0.1:0", "--data-dir", data,
+		"--listen", listen, "--admin-listen", "127.0.0.1:0", "--http-listen", "off", "--data-dir", data,
 		"--auto-create-topics", "--default-retention", "forever", // the records of the duties are years old
 		"--log-format", "json"}, flags...)...)
 	b.cmd.Env = withoutSettings(os.Environ())

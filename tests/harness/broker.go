@@ -46,6 +46,8 @@ type Broker struct {
 	// Addr and Admin are the addresses (host:port) of the Kafka listener and of the admin endpoint. They stay the same
 	// when the broker is started again.
 	Addr, Admin string
+	// HTTP is the address of the stream API. Like the others it stays the same.
+	HTTP string
 
 	tb  testing.TB
 	cfg Config
@@ -72,7 +74,7 @@ func New(tb testing.TB, cfg Config) *Broker {
 	b := &Broker{
 		tb: tb, cfg: cfg, log: newLogBuffer(),
 		DataDir: cfg.DataDir, BucketDir: cfg.BucketDir,
-		Addr: "127.0.0.1:0", Admin: "127.0.0.1:0",
+		Addr: "127.0.0.1:0", Admin: "127.0.0.1:0", HTTP: "127.0.0.1:0",
 	}
 	if b.DataDir == "" {
 		b.DataDir = filepath.Join(tb.TempDir(), "data")
@@ -112,7 +114,7 @@ func (b *Broker) AwaitReady() error {
 	for _, wait := range []struct {
 		message string
 		addr    *string
-	}{{"admin endpoint", &b.Admin}, {"serving Kafka clients", &b.Addr}} {
+	}{{"admin endpoint", &b.Admin}, {"serving HTTP clients", &b.HTTP}, {"serving Kafka clients", &b.Addr}} {
 		var err error
 		if line, err = b.awaitLine(ctx, wait.message); err != nil {
 			return err
@@ -133,7 +135,7 @@ func (b *Broker) Spawn() {
 		b.tb.Fatal("harness: the broker runs already")
 	}
 	args := []string{
-		"serve", "--listen", b.Addr, "--admin-listen", b.Admin, "--data-dir", b.DataDir, "--bucket", "file://" + b.BucketDir,
+		"serve", "--listen", b.Addr, "--admin-listen", b.Admin, "--http-listen", b.HTTP, "--data-dir", b.DataDir, "--bucket", "file://" + b.BucketDir,
 		"--log-format", "json",
 	}
 	b.cmd = exec.Command(brokerBinary, append(args, b.cfg.Flags...)...)
