@@ -18,11 +18,12 @@ import (
 )
 
 var (
-	brooklet = flag.String("brooklet", "bin/brooklet", "the binary to measure")
-	dir      = flag.String("dir", "", "folder for data; default: a new one in the system's temporary folder")
-	duration = flag.Duration("time", 8*time.Second, "time per produce scenario")
-	only     = flag.String("only", "", "comma-separated scenarios: produce,consume,latency,idle,groups; default all")
-	verbose  = flag.Bool("v", false, "pass the broker's log through")
+	brooklet    = flag.String("brooklet", "bin/brooklet", "the binary to measure")
+	dir         = flag.String("dir", "", "folder for data; default: a new one in the system's temporary folder")
+	duration    = flag.Duration("time", 8*time.Second, "time per produce scenario")
+	only        = flag.String("only", "", "comma-separated scenarios: produce,consume,latency,idle,groups,streams; default all")
+	streamCount = flag.Int("streams", 100_000, "largest number of streams of the scenarios streams and followers; the full size is 1000000")
+	verbose     = flag.Bool("v", false, "pass the broker's log through")
 )
 
 func main() {
@@ -55,6 +56,7 @@ func run(ctx context.Context) error {
 		{"latency", benchLatency},
 		{"idle", benchIdle},
 		{"groups", benchGroups},
+		{"streams", benchStreams},
 	}
 	for _, s := range scenarios {
 		if *only != "" && !strings.Contains(","+*only+",", ","+s.name+",") {

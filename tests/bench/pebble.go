@@ -15,12 +15,7 @@ import (
 // as many writers as the clients have requests on their way, each synced before it
 // is acknowledged, and drops what is older than a flush as the broker does.
 func pebbleAlone(ctx context.Context, dir string, size, writers int, d time.Duration) (float64, error) {
-	db, err := pebble.Open(filepath.Join(dir, "pebble"), &pebble.Options{
-		FormatMajorVersion:          pebble.FormatNewest,
-		MemTableSize:                128 << 20,
-		MemTableStopWritesThreshold: 4,
-		Logger:                      quietLogger{},
-	})
+	db, err := openReference(dir)
 	if err != nil {
 		return 0, err
 	}
@@ -59,6 +54,15 @@ func pebbleAlone(ctx context.Context, dir string, size, writers int, d time.Dura
 		return 0, *err
 	}
 	return rate(bytes.Load(), time.Since(started)), ctx.Err()
+}
+
+func openReference(dir string) (*pebble.DB, error) {
+	return pebble.Open(filepath.Join(dir, "pebble"), &pebble.Options{
+		FormatMajorVersion:          pebble.FormatNewest,
+		MemTableSize:                128 << 20,
+		MemTableStopWritesThreshold: 4,
+		Logger:                      quietLogger{},
+	})
 }
 
 func tailKey(n int64) []byte {

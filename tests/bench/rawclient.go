@@ -34,28 +34,47 @@ func randomBytes(n int) []byte {
 func makeBatch(size int) []byte {
 	const valueBytes = 1000 // 1 KiB with the record's own header, roughly
 	value := randomBytes(valueBytes)
+	records, n := []byte(nil), int32(0)
+	for len(records) < size-1100 || n == 0 {
+		records = appendRecord(records, n, value)
+		n++
+	}
+	return encodeBatch(records, n)
+}
+
+// makeRecordBatch encodes a RecordBatch v2 of one record with a value of size bytes, which are the last ones but one of
+// the batch.
+func makeRecordBatch(size int) []byte { return encodeBatch(appendRecord(nil, 0, randomBytes(size)), 1) }
+
+func appendRecord(records []byte, delta int32, value []byte) []byte {
+	record := kmsg.NewRecord()
+	record.OffsetDelta, record.Value = delta, value
+	// Length counts what follows it, and takes one to three bytes itself.
+	body := record.AppendTo(nil)
+	record.Length = int32(len(body) - 1)
+	body = record.AppendTo(nil)
+	_, n := binary.Varint(body)
+	record.Length = int32(len(body) - n)
+	return record.AppendTo(records)
+}
+
+func encodeBatch(records []byte, n int32) []byte {
 	batch := kmsg.NewRecordBatch()
 	batch.PartitionLeaderEpoch, batch.Magic = -1, 2
 	batch.FirstTimestamp = time.Now().UnixMilli()
 	batch.MaxTimestamp = batch.FirstTimestamp
 	batch.ProducerID, batch.ProducerEpoch, batch.FirstSequence = -1, -1, -1
-	for len(batch.Records) < size-1100 || batch.NumRecords == 0 {
-		record := kmsg.NewRecord()
-		record.OffsetDelta = batch.NumRecords
-		record.Value = value
-		record.Length = int32(len(record.AppendTo(nil)) - 1) // a first guess, of a length that takes two bytes
-		body := record.AppendTo(nil)
-		_, n := binary.Varint(body)
-		record.Length = int32(len(body) - n)
-		batch.Records = record.AppendTo(batch.Records)
-		batch.NumRecords++
-	}
-	batch.LastOffsetDelta = batch.NumRecords - 1
+	batch.Records, batch.NumRecords, batch.LastOffsetDelta = records, n, n-1
 	b := batch.AppendTo(nil)
 	binary.BigEndian.PutUint32(b[8:], uint32(len(b)-12))
-	binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], crc32.MakeTable(crc32.Castagnoli)))
+	sealBatch(b)
 	return b
 }
+
+// sealBatch writes the checksum.
+func sealBatch(b []byte) { binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], castagnoli)) }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // frame encodes a request with correlation id 0.
 func frame(req kmsg.Request) []byte {
@@ -65,13 +84,22 @@ func frame(req kmsg.Request) []byte {
 const produceVersion = 11
 
 func produceFrame(topic string, partition int32, batch []byte) []byte {
+	req := newProduceRequest()
+	addToProduce(req, topic, partition, batch)
+	return frame(req)
+}
+
+func newProduceRequest() *kmsg.ProduceRequest {
 	req := kmsg.NewPtrProduceRequest()
 	req.Version, req.Acks, req.TimeoutMillis = produceVersion, -1, 30000
+	return req
+}
+
+func addToProduce(req *kmsg.ProduceRequest, topic string, partition int32, batch []byte) {
 	t, p := kmsg.NewProduceRequestTopic(), kmsg.NewProduceRequestTopicPartition()
 	t.Topic, p.Partition, p.Records = topic, partition, batch
 	t.Partitions = append(t.Partitions, p)
 	req.Topics = append(req.Topics, t)
-	return frame(req)
 }
 
 // conn is one connection of the raw client.

@@ -276,9 +276,23 @@ func benchLatency(ctx context.Context, work string) error {
 }
 
 func printPercentiles(name string, list []time.Duration) {
+	p := percentiles(list, 0.5, 0.99, 0.999, 1)
+	for i := range p {
+		p[i] = p[i].Round(10 * time.Microsecond)
+	}
+	fmt.Printf("%-28s %10v %10v %10v %10v\n", name, p[0], p[1], p[2], p[3])
+}
+
+// percentiles sorts list and returns what these parts of it do not exceed; zeros if it is empty.
+func percentiles(list []time.Duration, parts ...float64) []time.Duration {
 	slices.Sort(list)
-	at := func(p float64) time.Duration { return list[min(int(p*float64(len(list))), len(list)-1)] }
-	fmt.Printf("%-28s %10v %10v %10v %10v\n", name, at(0.5).Round(10*time.Microsecond), at(0.99).Round(10*time.Microsecond), at(0.999).Round(10*time.Microsecond), list[len(list)-1].Round(10*time.Microsecond))
+	p := make([]time.Duration, len(parts))
+	for i, part := range parts {
+		if len(list) > 0 {
+			p[i] = list[min(int(part*float64(len(list))), len(list)-1)]
+		}
+	}
+	return p
 }
 
 func measureLatency(ctx context.Context, addr string, perSecond int, d time.Duration) ([]time.Duration, error) {

@@ -137,3 +137,54 @@ func (s *server) written() (int64, error) {
 	}
 	return 0, errors.New("no write_bytes in /proc/pid/io")
 }
+
+// residentBytes is the broker's memory in RAM.
+func (s *server) residentBytes() (int64, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, errors.New("no VmRSS in /proc/pid/status")
+}
+
+// metric is the value of a metric without labels.
+func (s *server) metric(name string) (float64, error) {
+	response, err := http.Get("http://" + s.admin + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(body)) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(value), 64)
+		}
+	}
+	return 0, fmt.Errorf("no metric %s at %s (status %s)", name, s.admin, response.Status)
+}
+
+// awaitFlushed waits until all that was appended is in the bucket.
+func (s *server) awaitFlushed(ctx context.Context) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		left, err := s.metric("brooklet_streamstore_unflushed_appends")
+		if err != nil || left == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
