@@ -71,7 +71,7 @@ func (m *metrics) observe(s *Store) {
 	gauge("segment_cache_bytes", "Bytes of extents kept in memory.", func() float64 { return float64(s.segments.size()) })
 	gauge("streams_in_memory", "Streams in use or lately used.", func() float64 { return float64(s.streams.len()) })
 	gauge("memtable_bytes", "Memory of the local database's memtables, bounded by their size and number.", func() float64 { return float64(s.db.Metrics().MemTable.Size) })
-	gauge("block_cache_bytes", "Memory of the local database's block cache.", func() float64 { return float64(s.db.Metrics().BlockCache.Size) })
+	gauge("block_cache_bytes", "Memory of the local database's block cache, which may use what its memtables leave of theirs.", func() float64 { return float64(s.db.Metrics().BlockCache.Size) })
 	gauge("database_disk_bytes", "Size of the local database on disk, its log included.", func() float64 { return float64(s.db.Metrics().DiskSpaceUsage()) })
 	gauge("failed", "1 if the store takes no more writes.", func() float64 {
 		if s.Err() != nil {

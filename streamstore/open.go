@@ -179,8 +179,11 @@ const (
 
 func (s *Store) pebbleOptions() *pebble.Options {
 	o := &pebble.Options{
-		FS:                          s.opts.FS,
-		CacheSize:                   s.opts.BlockCacheBytes,
+		FS: s.opts.FS,
+		// Pebble takes the size of the memtables off that of its block cache. Without room
+		// for them the cache would keep nothing while writes go on, and every look at a row
+		// would read and check blocks of tables.
+		CacheSize:                   s.opts.BlockCacheBytes + maxMemTables*memTableBytes,
 		FormatMajorVersion:          pebble.FormatNewest,
 		Logger:                      pebbleLogger{s},
 		MemTableSize:                memTableBytes,

@@ -59,7 +59,9 @@ type Options struct {
 	// SegmentCacheBytes bounds the bytes read from the bucket that are kept in
 	// memory. Default 256 MiB.
 	SegmentCacheBytes int64
-	// BlockCacheBytes is the size of Pebble's block cache. Default 64 MiB.
+	// BlockCacheBytes is the size of Pebble's block cache when the memtables have
+	// their largest size, 256 MiB together. While they are smaller, the cache may use
+	// their room as well. Default 64 MiB.
 	BlockCacheBytes int64
 	// ProducerExpiry is how long the state of an idle idempotent producer is
 	// kept, as Kafka's producer.id.expiration.ms. Default 24 h.
