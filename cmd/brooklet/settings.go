@@ -123,7 +123,7 @@ func (s *settings) options() []*option {
 			durationOption("group-min-session-timeout", &s.groupMinSessionTimeout, 6*time.Second, time.Millisecond, "shortest `TIME` of silence that members may ask for before they count as gone (Kafka's group.min.session.timeout.ms)"),
 			durationOption("group-max-session-timeout", &s.groupMaxSessionTimeout, 30*time.Minute, time.Millisecond, "longest such `TIME` (Kafka's group.max.session.timeout.ms)"),
 			intOption("group-max-size", &s.groupMaxSize, math.MaxInt32, 1, math.MaxInt32, "most members of one group (Kafka's group.max.size)"),
-			durationOption("group-consumer-session-timeout", &s.groupConsumerSessionTimeout, 45*time.Second, time.Second, "`TIME` of silence after which members of groups with the consumer protocol count as gone (Kafka's group.consumer.session.timeout.ms)"),
+			durationOption("group-consumer-session-timeout", &s.groupConsumerSessionTimeout, 45*time.Second, 100*time.Millisecond, "`TIME` of silence after which members of groups with the consumer protocol count as gone (Kafka's group.consumer.session.timeout.ms)"),
 			durationOption("group-consumer-heartbeat-interval", &s.groupConsumerHeartbeatInterval, 5*time.Second, 100*time.Millisecond, "`TIME` between heartbeats that such members are told to keep (Kafka's group.consumer.heartbeat.interval.ms)"),
 			durationOption("offsets-retention", &s.offsetsRetention, 7*24*time.Hour, time.Minute, "`TIME` for which committed offsets are kept after their group has lost its last member (Kafka's offsets.retention.minutes)"),
 		),

@@ -35,13 +35,13 @@ type broker struct {
 	log []string
 }
 
-// startBroker runs a broker with a folder of its own, which stop removes.
-func startBroker(ctx context.Context, binary string) (*broker, error) {
+// startBroker runs a broker with a folder of its own, which stop removes. The flags come after those that all brokers have.
+func startBroker(ctx context.Context, binary string, flags ...string) (*broker, error) {
 	dir, err := os.MkdirTemp("", "brooklet-compat-")
 	if err != nil {
 		return nil, err
 	}
-	b, err := launchBroker(ctx, binary, "127.0.0.1:0", filepath.Join(dir, "data"))
+	b, err := launchBroker(ctx, binary, "127.0.0.1:0", filepath.Join(dir, "data"), flags...)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}

@@ -17,7 +17,9 @@ func TestReadTestLog(t *testing.T) {
 	log := `=== RUN   TestA
 --- PASS: TestA (0.00s)
 --- FAIL: TestB (1.00s)
-    --- PASS: TestB/one (0.00s)
+--- PASS: TestC (0.00s)
+    --- PASS: TestC/one (0.00s)
+    log --- FAIL: TestD
     --- SKIP: TestB/two (0.00s)
 PASS
 `
@@ -34,20 +36,82 @@ PASS
 }
 
 func TestSkipsHaveReasons(t *testing.T) {
-	lines := 0
-	for line := range strings.Lines(franzSkips) {
-		if !strings.HasPrefix(line, "#") {
-			lines++
+	for name, text := range map[string]string{"kgo": franzSkips, "kfake": kfakeSkips, "kafka_tests": kafkaTestsSkips, "sarama": saramaSkips} {
+		lines := 0
+		for line := range strings.Lines(text) {
+			if !strings.HasPrefix(line, "#") {
+				lines++
+			}
+		}
+		skips := parseSkips(text)
+		if len(skips) != lines {
+			t.Errorf("%s: %d of %d lines are a test with a reason", name, len(skips), lines)
+		}
+		for _, s := range skips {
+			if _, err := regexp.Compile(s.test); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
 		}
 	}
-	skips := parseSkips(franzSkips)
-	if len(skips) != lines {
-		t.Errorf("%d of %d lines are a test with a reason", len(skips), lines)
-	}
-	for _, s := range skips {
-		if _, err := regexp.Compile(s.test); err != nil {
-			t.Error(err)
+}
+
+func TestCopyTestsLeavesOut(t *testing.T) {
+	from, to := t.TempDir(), t.TempDir()
+	for name, text := range map[string]string{
+		"a_test.go": `package a
+
+import (
+	"os"
+	"testing"
+	"example.com/codec/v4"
+)
+
+// TestKept uses a helper.
+func TestKept(t *testing.T) { help(t).method() }
+
+// TestLeft uses the insides of the package.
+func TestLeft(t *testing.T) { inside(codec.X, os.Args) }
+`,
+		"b_test.go": `package a
+
+type helper struct{ *testing.T }
+
+func (helper) method() {}
+
+func help(t *testing.T) helper { return helper{t} }
+
+func inside(any, any) { unexported() }
+`,
+		"c_test.go": `package a
+
+func TestAlsoLeft(t *testing.T) {}
+`,
+	} {
+		if err := os.WriteFile(filepath.Join(from, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
 		}
+	}
+	if err := copyTests(from, to, parseSkips("TestLeft: why\nTestAlsoLeft: why\n")); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"a_test.go": "package a import ( \"testing\" ) // TestKept uses a helper. func TestKept(t *testing.T) { help(t).method() }",
+		"b_test.go": "package a type helper struct{ *testing.T } func (helper) method() {} func help(t *testing.T) helper { return helper{t} }",
+	} {
+		text, err := os.ReadFile(filepath.Join(to, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(strings.Fields(string(text)), " "); got != want {
+			t.Errorf("%s is\n%s\nwant\n%s", name, got, want)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(to, "c_test.go")); !os.IsNotExist(err) {
+		t.Errorf("a file without tests that apply: %v", err)
+	}
+	p := testProgram{sources: "*_test.go", skips: parseSkips("TestGone: why\n")}
+	if _, err := p.chosen(from); err == nil {
+		t.Error("a test that is not there can be listed as skipped")
 	}
 }
 

@@ -13,7 +13,8 @@
 //	clients.go      the clients: where they come from and how they are started
 //	check.go        what the broker has, as seen by another client
 //	tools.go        the command line tools of Kafka
-//	suites.go       tests that clients bring along
+//	suites.go       tests that clients bring along; suite_*.go are those of franz-go and Sarama
+//	prune.go        leaves tests that do not apply out of the source of a suite
 //	objectstore.go  a real S3 server below the broker
 //	report.go       tables
 package main

@@ -38,10 +38,11 @@ type outcome struct {
 	result string // duty.OK, duty.Fail or duty.NA
 	detail string // why it is not OK
 	output string // what the client printed, for failures
+	passed int    // how many tests of a suite
 }
 
 func failed(err error, output string) outcome {
-	return outcome{duty.Fail, err.Error(), output}
+	return outcome{result: duty.Fail, detail: err.Error(), output: output}
 }
 
 // report is what is known of a job after the run.
@@ -101,7 +102,7 @@ func jobs(binary string) []job {
 	for _, c := range clients() {
 		all = append(all, c)
 	}
-	return append(all, kafkaTools(), franzSuite(), versityStore(binary))
+	return append(all, kafkaTools(), franzSuite(), kfakeSuite(binary), saramaSuite(binary), versityStore(binary))
 }
 
 // runner runs jobs against one broker.
@@ -259,5 +260,5 @@ func (c *client) call(ctx context.Context, addr, task, prefix string) outcome {
 	if wantOK := result.Result == duty.OK || result.Result == duty.NA; result.Duty != task || wantOK != (err == nil) {
 		return failed(fmt.Errorf("the result %+v does not fit: %v", result, err), stderr.String())
 	}
-	return outcome{result.Result, result.Detail, stderr.String()}
+	return outcome{result: result.Result, detail: result.Detail, output: stderr.String()}
 }
