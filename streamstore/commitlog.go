@@ -20,7 +20,7 @@ import (
 //	data     for each stream in id order its record batches back to back,
 //	         verbatim; empty in a claim
 //	state    one Pebble batch (Batch.Repr), zstd compressed: every change of the
-//	         rows n, s, k, e and p since the previous commit, among them the
+//	         rows n, s, k, e, p and g since the previous commit, among them the
 //	         extents of this object's own data; empty in a claim
 //	footer   16 bytes: CRC-32C of the header's first 124 bytes (4), zero (4),
 //	         magic "BRKLTEND" (8); its presence shows that the object is whole

@@ -41,8 +41,8 @@
 //
 // # Rules that are easy to break
 //
-//   - Rows n, s and k change when a transaction is appended, rows e and p when a
-//     commit completes. A row of one set must never be written on the other path:
+//   - Rows n, s and k change when a transaction is appended, rows e, p and g when
+//     a commit completes. A row of one set must never be written on the other path:
 //     replay orders each set by itself.
 //   - A stream whose new state is only in memory must stay pinned until the state
 //     is in the database, or an eviction would bring the old state back.

@@ -30,6 +30,7 @@ type flusher struct {
 	}
 	signal   chan struct{} // capacity 1: something arrived
 	requests chan *flushRequest
+	calls    chan func()  // run in the goroutine
 	results  chan *commit // uploads that ended
 
 	waiting      []*tailEntry // in append order, not in a commit yet
@@ -43,6 +44,10 @@ type flusher struct {
 	previous uint64        // number of the newest durable commit of the log
 	inflight []*commit     // sealed, not durable; in order
 	buffers  [][]byte      // object buffers to use again
+
+	tracked   *indexChange // being made; what is dropped meanwhile is noted in it
+	submitted bool         // tracked is complete and goes into the next commit
+	forgotten []objectID   // deleted objects whose rows go with the next commit
 }
 
 // flushRequest asks that everything below target be flushed.
@@ -66,6 +71,8 @@ type commit struct {
 	bytes     int64 // charged to the limit of unflushed bytes
 	extents   []streamExtent
 	producers []row
+	change    *indexChange // by compaction, or nil
+	forgotten []objectID
 	object    []byte // encoded; while sealed but not numbered: header room and data
 
 	uploaded bool
@@ -86,6 +93,7 @@ func newFlusher(s *Store) *flusher {
 		store:    s,
 		signal:   make(chan struct{}, 1),
 		requests: make(chan *flushRequest),
+		calls:    make(chan func()),
 		results:  make(chan *commit, maxUploads),
 	}
 }
@@ -119,6 +127,8 @@ func (f *flusher) run(ctx context.Context) {
 			f.target = max(f.target, r.target)
 			f.waiters = append(f.waiters, r)
 			f.finishWaiters()
+		case call := <-f.calls:
+			call()
 		case c := <-f.results:
 			c.uploaded = true
 			if err := f.completeHead(ctx); err != nil {
@@ -163,10 +173,7 @@ func (f *flusher) takeArrived() {
 
 // seal makes commits of what is due, while uploads are free.
 func (f *flusher) seal(ctx context.Context) error {
-	for len(f.inflight) < maxUploads && len(f.waiting) > 0 {
-		if f.waiting[0].number >= f.target && f.waitingBytes < f.store.opts.FlushBytes {
-			return nil
-		}
+	for len(f.inflight) < maxUploads && f.due() {
 		c, err := f.build(f.cut())
 		if err != nil {
 			return err
@@ -177,6 +184,26 @@ func (f *flusher) seal(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// due reports whether a commit is to be made now. The result of a compaction takes
+// along what is waiting.
+func (f *flusher) due() bool {
+	return f.submitted || len(f.waiting) > 0 && (f.waiting[0].number < f.target || f.waitingBytes >= f.store.opts.FlushBytes)
+}
+
+// do runs call in the flusher's goroutine, between two commits.
+func (f *flusher) do(ctx context.Context, call func()) error {
+	done := make(chan struct{})
+	select {
+	case f.calls <- func() { call(); close(done) }:
+		<-done
+		return nil
+	case <-f.store.failed:
+		return f.store.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // cut takes the entries of the next commit off the waiting ones.
@@ -205,7 +232,10 @@ func (f *flusher) build(entries []*tailEntry) (*commit, error) {
 		nonce:      f.store.nonce,
 		created:    f.store.opts.Now().UnixMilli(),
 		appendFrom: f.sealedTo,
-		appendTo:   entries[len(entries)-1].number + 1,
+		appendTo:   f.sealedTo,
+	}
+	if len(entries) > 0 {
+		c.header.appendTo = entries[len(entries)-1].number + 1
 	}
 	f.sealedTo = c.header.appendTo
 	appends := make([]*tailEntry, 0, len(entries))
@@ -216,6 +246,7 @@ func (f *flusher) build(entries []*tailEntry) (*commit, error) {
 			for _, id := range e.txn.deletes {
 				deleted[id] = struct{}{}
 			}
+			f.trackDrops(e.txn)
 		}
 		if e.stream != nil {
 			appends = append(appends, e)
@@ -238,6 +269,8 @@ func (f *flusher) build(entries []*tailEntry) (*commit, error) {
 		}
 		appends = appends[n:]
 	}
+	c.header.dataLength = int64(len(c.object)) - commitHeaderSize
+	f.addChange(c)
 	return c, f.keepRevived(entries)
 }
 
@@ -358,7 +391,7 @@ func (f *flusher) derivedRows(c *commit) (*pebble.Batch, error) {
 	var value []byte
 	for i := range c.extents {
 		x := &c.extents[i]
-		x.object = c.header.number
+		x.object = logObjectID(c.header.number)
 		value = x.encode(value[:0])
 		if err := batch.Set(extentKey(x.id, x.last), value, nil); err != nil {
 			return nil, err
@@ -368,6 +401,9 @@ func (f *flusher) derivedRows(c *commit) (*pebble.Batch, error) {
 		if err := batch.Set(p.key, p.value, nil); err != nil {
 			return nil, err
 		}
+	}
+	if err := c.deriveObjects(batch); err != nil {
+		return nil, err
 	}
 	for _, e := range c.entries {
 		if e.txn == nil {
@@ -542,12 +578,18 @@ func (f *flusher) complete(c *commit) error {
 	if err := batch.Set(keyPosition, positionOf(&c.header).encode(), nil); err != nil {
 		return err
 	}
+	used, err := s.usageOf(c)
+	if err != nil {
+		return err
+	}
 	if err := s.db.Apply(batch, pebble.NoSync); err != nil {
 		return fmt.Errorf("%w: applying commit %d: %w", ErrFailed, c.header.number, err)
 	}
 	f.inflight = f.inflight[1:]
 	f.previous = c.header.number
 	f.durable.Store(c.header.appendTo)
+	s.catalogue.complete(c, used)
+	c.change.finish()
 	for _, e := range c.entries {
 		s.entryFlushed(e)
 	}

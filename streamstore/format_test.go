@@ -133,7 +133,10 @@ func rowCases() []rowCase {
 		Retention: 90 * time.Second, RetentionBytes: 1 << 20, TTL: 300 * time.Millisecond, ContentType: "text/plain",
 	}}
 	forever := streamRow{name: "x", settings: DefaultSettings()}
-	x := extent{base: 100, last: 299, object: 7, position: 128, length: 4096, maxTimestamp: -1, written: 1500}
+	x := extent{base: 100, last: 299, object: logObjectID(7), position: 128, length: 4096, maxTimestamp: -1, written: 1500}
+	y := x
+	y.object = objectID{objectSegment, segmentNumber(3, 200)}
+	g := objectRow{level: 2, run: segmentNumber(1, 1), bytes: 64 << 20, created: 1500}
 	p := producerState{epoch: 3, touched: 2000, batches: []producerBatch{{5, 9, 100, 104, 1700}, {math.MaxInt32, 0, 105, 106, -1}}}
 	pos := position{number: 300, epoch: 2, nonce: goldenHeader().nonce, appendTo: 70000}
 	m := &mutation{
@@ -146,6 +149,10 @@ func rowCases() []rowCase {
 			func(b []byte) (any, error) { return decodeStreamRow(b) }},
 		{"extent", x, "01" + "07" + "8001" + "8020" + "c701" + "01" + "b817", func() []byte { return x.encode(nil) },
 			func(b []byte) (any, error) { return decodeExtent(extentKey(1, 299), b) }},
+		{"extent in a segment", y, "02" + "03" + "c801" + "8001" + "8020" + "c701" + "01" + "b817", func() []byte { return y.encode(nil) },
+			func(b []byte) (any, error) { return decodeExtent(extentKey(1, 299), b) }},
+		{"object", g, "01" + "02" + "818080808020" + "80808020" + "b817", g.encode,
+			func(b []byte) (any, error) { return decodeObjectRow(b) }},
 		{"producer", p, "01" + "06" + "a01f" + "02" + "05" + "09" + "64" + "04" + "c81a" + "ffffffff07" + "00" + "69" + "01" + "01", p.encode,
 			func(b []byte) (any, error) { return decodeProducerState(b) }},
 		{"position", pos, "01" + "ac02" + "02" + "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf" + "f0a204", pos.encode,
@@ -283,6 +290,8 @@ func FuzzDecodeRows(f *testing.F) {
 				again = v.encode()
 			case extent:
 				again = v.encode(nil)
+			case objectRow:
+				again = v.encode()
 			case producerState:
 				again = v.encode()
 			case position:

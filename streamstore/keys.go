@@ -12,13 +12,14 @@ import (
 //	k <key>                        key-value space of catalogue and coordinators
 //	e <stream id> <last offset>    extent row: where a run of batches lies
 //	p <stream id> <producer id>    producer row: last batches of a producer
+//	g <kind> <number>              object row: an object of the bucket that holds records
 //	t <append number>              tail entry: appended, not yet in the bucket
 //	l position                     newest commit applied to this database
 //	l claims                       nonces under which this database claimed
 //
 // Rows n, s and k change when a transaction is appended, in append order; rows
-// e and p change when a commit becomes durable, in commit order. The two sets
-// are disjoint, so neither order can undo the other. Rows n, s, k, e, p are a
+// e, p and g change when a commit becomes durable, in commit order. The two sets
+// are disjoint, so neither order can undo the other. Rows n, s, k, e, p, g are a
 // pure function of the commit log; rows t and l belong to this disk alone.
 const (
 	prefixName     = 'n'
@@ -26,6 +27,7 @@ const (
 	prefixKV       = 'k'
 	prefixExtent   = 'e'
 	prefixProducer = 'p'
+	prefixObject   = 'g'
 	prefixTail     = 't'
 	prefixLocal    = 'l'
 )
@@ -80,3 +82,6 @@ func prefixEnd(prefix []byte) []byte {
 
 // keyNumber reads the i-th number of a key made by numberKey.
 func keyNumber(key []byte, i int) uint64 { return binary.BigEndian.Uint64(key[1+8*i:]) }
+
+// extentKeySize is the size of a key made by extentKey.
+const extentKeySize = 1 + 8 + 8

@@ -21,6 +21,13 @@ type metrics struct {
 	segmentMisses prometheus.Counter
 	segmentBytes  prometheus.Counter
 	expired       prometheus.Counter
+
+	compactions        prometheus.Counter
+	compactionFailures prometheus.Counter
+	compactionRead     prometheus.Counter
+	compactionWritten  prometheus.Counter
+	objectsDeleted     prometheus.Counter
+	deleteFailures     prometheus.Counter
 }
 
 // gaugeValue is a gauge that its owner can read back.
@@ -49,6 +56,12 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	m.segmentMisses = counter("segment_cache_misses_total", "Reads of extents that went to the bucket.")
 	m.segmentBytes = counter("segment_read_bytes_total", "Bytes of extents read from the bucket.")
 	m.expired = counter("expired_streams_total", "Times that retention moved a stream's start offset.")
+	m.compactions = counter("compactions_total", "Compactions that ended well.")
+	m.compactionFailures = counter("compaction_failures_total", "Compactions that failed; what they had not moved yet is tried again.")
+	m.compactionRead = counter("compaction_read_bytes_total", "Bytes that compaction read from the bucket.")
+	m.compactionWritten = counter("compaction_written_bytes_total", "Bytes of segments that compaction wrote to the bucket.")
+	m.objectsDeleted = counter("deleted_objects_total", "Objects without live records that were deleted from the bucket.")
+	m.deleteFailures = counter("delete_failures_total", "Deletions of objects that failed and are tried again.")
 	return m
 }
 
@@ -69,6 +82,10 @@ func (m *metrics) observe(s *Store) {
 	})
 	gauge("tail_cache_bytes", "Appended bytes kept in memory.", func() float64 { return float64(s.tailCache.size()) })
 	gauge("segment_cache_bytes", "Bytes of extents kept in memory.", func() float64 { return float64(s.segments.size()) })
+	gauge("bucket_objects", "Objects of the commit log and segments that the store knows.", func() float64 { return float64(s.catalogue.totals().objects) })
+	gauge("bucket_bytes", "Bytes of records in those objects.", func() float64 { return float64(s.catalogue.totals().bytes) })
+	gauge("live_bytes", "Bytes of records in those objects that can still be read.", func() float64 { return float64(s.catalogue.totals().live) })
+	gauge("compaction_backlog_bytes", "Bytes of short runs in the commit log that are yet to be compacted.", func() float64 { return float64(s.catalogue.totals().backlog) })
 	gauge("streams_in_memory", "Streams in use or lately used.", func() float64 { return float64(s.streams.len()) })
 	gauge("memtable_bytes", "Memory of the local database's memtables, bounded by their size and number.", func() float64 { return float64(s.db.Metrics().MemTable.Size) })
 	gauge("block_cache_bytes", "Memory of the local database's block cache, which may use what its memtables leave of theirs.", func() float64 { return float64(s.db.Metrics().BlockCache.Size) })

@@ -108,6 +108,7 @@ type harness struct {
 	store      *Store
 	opened     []*Store
 	durability Durability
+	compacting atomic.Int32 // compactions that run beside the operations
 
 	// base is the state before the history; state is the one after it. The first
 	// acked entries of the history are acknowledged, the first flushed are in the
@@ -136,10 +137,20 @@ type sentBatch struct {
 // switchBucket cuts a store off the bucket, as the death of its process does.
 type switchBucket struct {
 	objstore.Bucket
-	dead atomic.Bool
+	dead   atomic.Bool
+	remote bool // passes for a service on another machine
 }
 
+func (b *switchBucket) Local() bool { return !b.remote && b.Bucket.Local() }
+
 var errDead = errors.New("the process is dead")
+
+func (b *switchBucket) Delete(ctx context.Context, name string) error {
+	if b.dead.Load() {
+		return errDead
+	}
+	return b.Bucket.Delete(ctx, name)
+}
 
 func (b *switchBucket) Create(ctx context.Context, name string, data []byte) error {
 	if b.dead.Load() {
@@ -193,7 +204,7 @@ func (h *harness) setFaults() {
 	if h.chance(30) {
 		return
 	}
-	for _, op := range []objstore.Op{objstore.OpCreate, objstore.OpGet, objstore.OpGetRange, objstore.OpList} {
+	for _, op := range []objstore.Op{objstore.OpCreate, objstore.OpGet, objstore.OpGetRange, objstore.OpList, objstore.OpDelete} {
 		h.faults.SetRate(op, faulty.Before, h.rng.Float64()/5)
 		h.faults.SetRate(op, faulty.After, h.rng.Float64()/5)
 		h.faults.SetRate(op, faulty.Truncate, h.rng.Float64()/10)
@@ -206,7 +217,7 @@ func (h *harness) open(fs *vfs.MemFS) *Store {
 	if err != nil {
 		h.fatalf("Wrap: %v", err)
 	}
-	h.bucket = &switchBucket{Bucket: bucket}
+	h.bucket = &switchBucket{Bucket: bucket, remote: h.chance(50)}
 	opts := Options{
 		Dir: "data", FS: fs, Bucket: h.bucket, Durability: h.durability,
 		FlushInterval:     pick(h.rng, time.Millisecond, 20*time.Millisecond, time.Second),
@@ -215,6 +226,17 @@ func (h *harness) open(fs *vfs.MemFS) *Store {
 		SegmentCacheBytes: pick[int64](h.rng, 1, 4<<10, 1<<20),
 		BlockCacheBytes:   1 << 20,
 		FenceCheckAfter:   pick(h.rng, time.Nanosecond, time.Hour),
+
+		CompactionBandwidth: -1,
+		DeleteGrace:         -1,
+		compaction: compactionPolicy{
+			interval: 100 * 365 * 24 * time.Hour, // when the test says so
+			bytes:    pick[int64](h.rng, 1, 10<<10, 1<<20),
+			objects:  1 << 10, extents: 1 << 20, ageObjects: 1,
+			fanout:  2 + h.rng.IntN(3),
+			longRun: pick[int64](h.rng, 100, 4<<10, 1<<20),
+			output:  pick[int64](h.rng, 1, 4<<10, 1<<20),
+		},
 	}
 	if *modelLog {
 		opts.Logger = zaptest.NewLogger(h.t, zaptest.Level(zap.InfoLevel))
@@ -251,10 +273,12 @@ func (h *harness) step() {
 		h.read()
 	case n < 84:
 		h.timestamps()
-	case n < 86:
+	case n < 85:
 		h.list()
-	case n < 88:
+	case n < 86:
 		h.setFaults()
+	case n < 88:
+		h.compact()
 	case n < 92:
 		h.restart()
 	case n < 96:
@@ -495,6 +519,60 @@ func (h *harness) setKV() {
 	h.ack()
 }
 
+// compact compacts and deletes what is dead, at once or beside the operations that
+// follow. The history knows nothing of it.
+func (h *harness) compact() {
+	s := h.store
+	if !h.compacting.CompareAndSwap(0, 1) {
+		return
+	}
+	done := make(chan struct{})
+	beside := h.chance(70)
+	h.logf("compact, beside the rest %v", beside)
+	s.background(func() {
+		defer close(done)
+		defer h.compacting.Store(0)
+		select {
+		case <-s.catalogue.ready:
+		case <-s.ctx.Done():
+			return
+		}
+		for n := 0; n < 10 && s.compactor.step(s.ctx); n++ {
+		}
+		s.compactor.deleteDead(s.ctx)
+	})
+	if beside {
+		return
+	}
+	<-done
+	if err := s.Err(); err != nil {
+		h.fatalf("compaction: %v", err)
+	}
+	h.checkUse()
+}
+
+// checkUse proves that the count of live bytes is right and that every object in use is
+// in the bucket.
+func (h *harness) checkUse() {
+	h.t.Helper()
+	checkUse(h.t, h.store)
+	if h.t.Failed() {
+		h.fatalf("the use of objects is counted wrongly")
+	}
+	c := h.store.catalogue
+	c.mu.Lock()
+	objects := maps.Clone(c.mu.objects)
+	c.mu.Unlock()
+	for o, use := range objects {
+		if use.live == 0 {
+			continue
+		}
+		if _, err := h.memory.GetRange(context.Background(), o.name(0), 0, 1); err != nil {
+			h.fatalf("object %s is in use: %v", o.name(0), err)
+		}
+	}
+}
+
 func (h *harness) flush() {
 	if err := h.store.Flush(context.Background()); err != nil {
 		h.fatalf("Flush: %v", err)
@@ -702,6 +780,10 @@ func (h *harness) verifyAll(when string) {
 	if actual := h.dump(); !h.state.equal(actual) {
 		h.fatalf("%s: %s", when, h.state.difference(actual))
 	}
+	for h.compacting.Load() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	h.checkUse()
 }
 
 // dump reads everything out of the store.

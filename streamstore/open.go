@@ -55,6 +55,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.tailCache.budget = opts.TailCacheBytes
 	s.segments = newSegmentCache(s)
+	s.catalogue = newCatalogue(s)
+	s.compactor = newCompactor(s)
 	s.queue.signal = make(chan struct{}, 1)
 	s.appender = appender{store: s, syncing: make(chan appendGroup, maxSyncingGroups)}
 	s.flusher = newFlusher(s)
@@ -127,6 +129,9 @@ func (s *Store) openDatabase() error {
 	}
 	if err := s.opts.FS.RemoveAll(s.opts.outdatedDir()); err != nil {
 		return fmt.Errorf("removing an outdated database: %w", err)
+	}
+	if err := s.opts.FS.RemoveAll(s.opts.scratchDir()); err != nil {
+		return fmt.Errorf("removing what a compaction left behind: %w", err)
 	}
 	if err := s.freeBallast(); err != nil {
 		return err

@@ -63,6 +63,17 @@ type Options struct {
 	// their largest size, 256 MiB together. While they are smaller, the cache may use
 	// their room as well. Default 64 MiB.
 	BlockCacheBytes int64
+	// CompactionBytes is how many bytes of short runs gather in the commit log before
+	// they are merged into segments. More means fewer rewrites and more small reads of
+	// recent history. Default 1 GiB.
+	CompactionBytes int64
+	// CompactionBandwidth bounds what compaction writes, in bytes per second. Default
+	// 64 MiB/s; negative: unlimited.
+	CompactionBandwidth int64
+	// DeleteGrace is how long an object of the bucket that is no longer needed is kept
+	// for readers that may still use it, and against writers that do not know yet that
+	// they were fenced. Default 1 h; negative: none, for tests.
+	DeleteGrace time.Duration
 	// ProducerExpiry is how long the state of an idle idempotent producer is
 	// kept, as Kafka's producer.id.expiration.ms. Default 24 h.
 	ProducerExpiry time.Duration
@@ -82,6 +93,8 @@ type Options struct {
 	Logger *zap.Logger
 	// Registerer takes the store's metrics. Default: none are registered.
 	Registerer prometheus.Registerer
+
+	compaction compactionPolicy // zero: the default; tests change it
 }
 
 // EnsureDefaults fills unset fields in.
@@ -101,6 +114,11 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.TailCacheBytes, 256<<20)
 	setDefault(&o.SegmentCacheBytes, 256<<20)
 	setDefault(&o.BlockCacheBytes, 64<<20)
+	setDefault(&o.CompactionBytes, 1<<30)
+	setDefault(&o.CompactionBandwidth, 64<<20)
+	setDefault(&o.DeleteGrace, time.Hour)
+	setDefault(&o.compaction, defaultCompactionPolicy())
+	setDefault(&o.compaction.bytes, o.CompactionBytes)
 	setDefault(&o.ProducerExpiry, 24*time.Hour)
 	setDefault(&o.RetentionInterval, 5*time.Minute)
 	setDefault(&o.FenceCheckAfter, 10*time.Second)
@@ -139,6 +157,7 @@ func (o *Options) Validate() error {
 	check(o.TailCacheBytes > 0, "tail cache bytes must be positive, not %d", o.TailCacheBytes)
 	check(o.SegmentCacheBytes > 0, "segment cache bytes must be positive, not %d", o.SegmentCacheBytes)
 	check(o.BlockCacheBytes > 0, "block cache bytes must be positive, not %d", o.BlockCacheBytes)
+	check(o.CompactionBytes > 0, "compaction bytes must be positive, not %d", o.CompactionBytes)
 	check(o.ProducerExpiry > 0, "producer expiry must be positive, not %v", o.ProducerExpiry)
 	check(o.RetentionInterval > 0, "retention interval must be positive, not %v", o.RetentionInterval)
 	return errors.Join(errs...)

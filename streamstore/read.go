@@ -8,6 +8,8 @@ import (
 	"sort"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/brookletmq/brooklet/objstore"
 )
 
 // ReadOptions bound a read.
@@ -60,8 +62,9 @@ type reader struct {
 	next   int64 // offset wanted next
 	opts   ReadOptions
 	result ReadResult
-	hw     int64 // high watermark at the last step
-	missed bool  // the extent of next was not there
+	hw     int64      // high watermark at the last step
+	missed bool       // the extent of next was not there
+	gone   segmentKey // extent whose object was not there
 }
 
 // room is how many bytes may still be returned; the first batch may be larger if
@@ -212,8 +215,14 @@ func (r *reader) readExtents(ctx context.Context, limit int64, window int64) (pr
 			r.stream.noteRead(r.next, window)
 		}
 	}()
-	for _, l := range r.store.segments.load(extents, wanted) {
+	for i, l := range r.store.segments.load(extents, wanted) {
 		data, err := l.wait(ctx)
+		if errors.Is(err, objstore.ErrNotFound) && extents[i].key() != r.gone {
+			// Compaction has moved the extent and the object was deleted since the index
+			// was read; it now tells where the batches are.
+			r.gone = extents[i].key()
+			return true, nil
+		}
 		if err != nil {
 			return false, err
 		}

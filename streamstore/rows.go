@@ -148,23 +148,36 @@ func decodeStreamRow(b []byte) (row streamRow, err error) {
 //
 // Key: stream id, last offset. Value:
 //
-//	version, object u (commit number), position u, length u,
+//	version, object, position u, length u,
 //	last offset - base offset u, max timestamp i, written i (ms since 1970)
+//
+// The version tells what the object is: in version 1 it is u, the number of a log
+// object; in version 2 it is u, u: the two parts of the number of a segment, the epoch
+// of its writer and the count within that.
 type extent struct {
 	base, last   int64 // offsets
-	object       uint64
+	object       objectID
 	position     int64 // byte position in the object
 	length       int64
 	maxTimestamp int64 // largest maxTimestamp of its batches, ms
 	written      int64 // when the commit was made, ms
 }
 
+// rowVersionSegment is the version of extent rows that lie in a segment.
+const rowVersionSegment = 2
+
 // extentTarget is the size, in bytes, at which a run of batches is cut.
 const extentTarget = 1 << 20
 
 func (x *extent) encode(b []byte) []byte {
-	b = append(b, rowVersion)
-	b = binary.AppendUvarint(b, x.object)
+	if x.object.kind == objectSegment {
+		b = append(b, rowVersionSegment)
+		b = binary.AppendUvarint(b, segmentEpoch(x.object.number))
+		b = binary.AppendUvarint(b, segmentCount(x.object.number))
+	} else {
+		b = append(b, rowVersion)
+		b = binary.AppendUvarint(b, x.object.number)
+	}
 	b = binary.AppendUvarint(b, uint64(x.position))
 	b = binary.AppendUvarint(b, uint64(x.length))
 	b = binary.AppendUvarint(b, uint64(x.last-x.base))
@@ -173,9 +186,16 @@ func (x *extent) encode(b []byte) []byte {
 }
 
 func decodeExtent(key, value []byte) (x extent, err error) {
-	r := newRowReader(value, rowVersion)
+	r := newRowReader(value, rowVersionSegment)
 	x.last = int64(keyNumber(key, 1))
-	x.object = r.uvarint()
+	x.object.number = r.uvarint()
+	if r.version == rowVersionSegment {
+		epoch, count := x.object.number, r.uvarint()
+		if epoch >= 1<<(64-segmentCounterBits) || count >= 1<<segmentCounterBits {
+			r.fail()
+		}
+		x.object = objectID{objectSegment, segmentNumber(epoch, count)}
+	}
 	x.position = int64(r.uvarint())
 	x.length = int64(r.uvarint())
 	x.base = x.last - int64(r.uvarint())

@@ -30,7 +30,7 @@ type segmentCache struct {
 }
 
 type segmentKey struct {
-	object   uint64
+	object   objectID
 	position int64
 }
 
@@ -147,19 +147,19 @@ func (c *segmentCache) fetch(flights []*flight) {
 			if len(flights) > 1 {
 				f.data = append([]byte(nil), f.data...)
 			}
-			f.err = checkExtent(logName(c.store.opts.Shard, f.extent.object), f.extent, f.data)
+			f.err = checkExtent(f.extent.object.name(c.store.opts.Shard), f.extent, f.data)
 		}
 		c.land(f)
 	}
 }
 
-func (c *segmentCache) read(ctx context.Context, object uint64, position, length int64) ([]byte, error) {
+func (c *segmentCache) read(ctx context.Context, object objectID, position, length int64) ([]byte, error) {
 	weight := min(length, maxFetchingBytes)
 	if err := c.fetching.Acquire(ctx, weight); err != nil {
 		return nil, fmt.Errorf("waiting to read from the bucket: gave up after %v", fetchTimeout)
 	}
 	defer c.fetching.Release(weight)
-	name := logName(c.store.opts.Shard, object)
+	name := object.name(c.store.opts.Shard)
 	data, err := c.store.opts.Bucket.GetRange(ctx, name, position, length)
 	if err != nil {
 		if ctx.Err() != nil {

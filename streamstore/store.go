@@ -32,6 +32,8 @@ type Store struct {
 	streams   streamTable
 	tailCache tailCache
 	segments  *segmentCache
+	catalogue *catalogue
+	compactor *compactor
 	queue     appendQueue
 	appender  appender
 	flusher   *flusher
@@ -77,7 +79,10 @@ func (s *Store) start() {
 		defer s.appending.Done()
 		s.appender.runSync()
 	}()
+	snapshot := s.db.NewSnapshot() // of the state before the first commit
+	s.background(func() { s.catalogue.load(s.ctx, snapshot, s.recovery.Commit) })
 	s.background(func() { s.flusher.run(s.ctx) })
+	s.background(func() { s.compactor.run(s.ctx) })
 	s.background(func() { s.runRetention(s.ctx) })
 }
 
