@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"path/filepath"
 	"strings"
@@ -74,12 +75,17 @@ func nodeClient(name, script string, dependencies map[string]string) *client {
 	return &client{
 		name: name, language: "JavaScript",
 		env: &environment{
-			name: name, programs: []program{nodeProgram, npmProgram},
-			files:   map[string]string{"package.json": string(manifest)},
-			steps:   [][]string{{"npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "--ignore-scripts"}},
-			refresh: copySources(filepath.Join(sources, "node")),
+			name: name, programs: []program{npmProgram},
+			files: map[string]string{"package.json": string(manifest)},
+			steps: [][]string{{"npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "--ignore-scripts"}},
+			refresh: func(ctx context.Context, e *environment) error {
+				if err := linkNode(ctx, e); err != nil {
+					return err
+				}
+				return copySources(filepath.Join(sources, "node"))(ctx, e)
+			},
 		},
-		command: []string{"node", script},
+		command: []string{"./node", script},
 	}
 }
 

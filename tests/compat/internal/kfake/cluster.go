@@ -167,7 +167,7 @@ func (c *Cluster) spawn(binary string, cfg *config) (addr string, err error) {
 		return "", err
 	}
 	args := []string{
-		"serve", "--listen", "127.0.0.1:0", "--advertise", c.relay.addr(), "--admin-listen", "127.0.0.1:0",
+		"serve", "--listen", "127.0.0.1:0", "--advertise", c.relay.addr(), "--admin-listen", "127.0.0.1:0", "--http-listen", "off",
 		"--data-dir", filepath.Join(c.dir, "data"), "--log-format", "json",
 	}
 	for flag, value := range cfg.settings {
