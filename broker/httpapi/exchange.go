@@ -102,6 +102,8 @@ const (
 	cacheNever = "no-store"
 	// cacheChecked: kept by the client only, which asks each time whether it still holds.
 	cacheChecked = "private, no-cache"
+	// cacheImmutable: kept by the client only, for an hour without asking.
+	cacheImmutable = "private, max-age=3600, immutable"
 )
 
 // writeJSON answers with a JSON object.

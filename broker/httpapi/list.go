@@ -27,6 +27,24 @@ func (s *Server) list(x *exchange) error {
 	if strings.HasPrefix(prefix, "_") {
 		return reservedName.new("names that begin with '_' are the broker's own")
 	}
+	live := q.choice("live", liveSSE)
+	if live == "" {
+		x.Header().Add("Vary", "Accept")
+		offers := []string{mediaJSON, mediaEvents}
+		switch i := bestOffer(strings.Join(x.r.Header.Values("Accept"), ","), offers); {
+		case i < 0:
+			return notAcceptable.new("the client accepts %q; there are %s", x.r.Header.Get("Accept"), strings.Join(offers, ", "))
+		case offers[i] == mediaEvents:
+			live = liveSSE
+		}
+	}
+	if live == liveSSE {
+		rq, err := prefixRequest(q)
+		if err != nil {
+			return err
+		}
+		return s.followPrefix(x, prefix, rq)
+	}
 	after, _ := q.text("after")
 	limit := int(q.number("limit", defaultListLimit, 1, maxListLimit))
 	if err := q.done(); err != nil {
@@ -44,6 +62,22 @@ func (s *Server) list(x *exchange) error {
 		page.Next = infos[len(infos)-1].Name
 	}
 	return x.writeJSON(http.StatusOK, &page)
+}
+
+// prefixRequest reads the parameters of a read of all streams under a prefix.
+func prefixRequest(q *query) (*readRequest, error) {
+	rq := &readRequest{form: formJSON}
+	if q.choice("from", "start", "tail") == "tail" {
+		rq.from.kind = atTail
+	}
+	rq.cursor, _ = q.text("cursor")
+	switch q.choice("values", "auto", "base64", "json") {
+	case "base64":
+		rq.values = valuesBase64
+	case "json":
+		rq.values = valuesJSON
+	}
+	return rq, q.done()
 }
 
 // afterReserved comes behind all names that begin with '_', because no name has this byte, and before all others that

@@ -2,7 +2,9 @@ package httpapi
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"mime"
 	"net/http"
@@ -94,6 +96,8 @@ type readRequest struct {
 	timeout  time.Duration
 	// id, if not 0, is the stream that the name must stand for.
 	id streamstore.StreamID
+	// cursor is where to resume in the streams under a prefix.
+	cursor string
 }
 
 // read answers GET on a stream.
@@ -123,13 +127,60 @@ func (s *Server) read(x *exchange) error {
 	if rq.id != 0 && t.id != rq.id {
 		return streamReplaced.new("the stream with the id %s has no longer this name", formatID(rq.id))
 	}
-	switch rq.form {
-	case formNDJSON, formBatches:
-		return s.readStreamed(x, t, rq)
-	case formRaw:
-		return s.readRaw(x, t, rq)
+	if rq.live == liveSSE {
+		return s.follow(x, t, rq)
 	}
-	return s.readPage(x, t, rq)
+	from, err := s.begin(x, t, rq)
+	if err != nil {
+		return readProblem(err, streamstore.Offsets{})
+	}
+	if t.id == 0 {
+		return s.answerNothing(x, rq)
+	}
+	switch {
+	case rq.form == formRaw:
+		return s.readRaw(x, t, rq, from)
+	case rq.form == formJSON:
+		return s.readPage(x, t, rq, from)
+	case rq.live == liveLongPoll:
+		return s.readPolled(x, t, rq, from)
+	}
+	return s.readStreamed(x, t, rq, from)
+}
+
+// begin finds the offset to begin at. A long poll waits until there is something to answer with.
+func (s *Server) begin(x *exchange, t *target, rq *readRequest) (int64, error) {
+	ctx := x.r.Context()
+	if rq.live == "" {
+		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+		return s.locate(ctx, t.id, rq.from, rq.clamp)
+	}
+	if t.id == 0 && rq.from.kind == atOffset && rq.from.n > 0 && !rq.clamp {
+		return 0, errOutOfRange(rq.from.n, streamstore.Offsets{})
+	}
+	x.live = liveLongPoll
+	s.m.followers.WithLabelValues(liveLongPoll).Inc()
+	defer s.m.followers.WithLabelValues(liveLongPoll).Dec()
+	return s.await(ctx, t, rq)
+}
+
+// answerNothing answers a long poll on a stream that does not exist yet: it is an empty one.
+func (s *Server) answerNothing(x *exchange, rq *readRequest) error {
+	for _, header := range []string{headerStartOffset, headerEndOffset, headerNextOffset} {
+		x.setOffset(header, 0)
+	}
+	if rq.form != formJSON {
+		x.noContent()
+		return nil
+	}
+	return x.writeJSON(http.StatusOK, json.RawMessage(`{"records":[],"next_offset":0,"closed":false}`))
+}
+
+// noContent answers that there are no records, where a body could not say so.
+func (x *exchange) noContent() {
+	x.Header().Set("Cache-Control", cacheNever)
+	x.WriteHeader(http.StatusNoContent)
 }
 
 // readRequest reads the parameters of a read.
@@ -300,7 +351,7 @@ func (s *Server) fill(ctx context.Context, p *page, id streamstore.StreamID, fro
 }
 
 // readPage answers with one JSON object.
-func (s *Server) readPage(x *exchange, t *target, rq *readRequest) error {
+func (s *Server) readPage(x *exchange, t *target, rq *readRequest, from int64) error {
 	maxBytes := rq.maxBytes
 	setDefault(&maxBytes, min(defaultReadBytes, s.opts.MaxReadBytes))
 	held, err := s.hold(x.r.Context(), replyCopies*int64(maxBytes))
@@ -310,10 +361,6 @@ func (s *Server) readPage(x *exchange, t *target, rq *readRequest) error {
 	defer held.release()
 	ctx, cancel := context.WithTimeout(x.r.Context(), readTimeout)
 	defer cancel()
-	from, err := s.locate(ctx, t.id, rq.from, rq.clamp)
-	if err != nil {
-		return readProblem(err, streamstore.Offsets{})
-	}
 	p := page{body: append(make([]byte, 0, 512), `{"records":[`...)}
 	if err := s.fill(ctx, &p, t.id, from, rq, maxBytes, ","); err != nil {
 		return readProblem(err, p.Offsets)
@@ -349,14 +396,54 @@ func (x *exchange) spanHeader(t *target, at span, atEnd bool) {
 	}
 }
 
-// writeCached answers with a page.
+// writeCached answers with a page, or with 304 if the client has it.
+//
+// Records at given offsets never change, but they can be trimmed, and another stream can get the name. So a reply is kept by
+// the client alone, which asks each time whether it still holds, and that costs no body. Only a reply that a trim cannot
+// shorten unnoticed for long, and another stream cannot replace, may be used without asking: a whole range of offsets,
+// of a stream that is named by its id too. It is kept for an hour, which is then how long trimmed records may live on in
+// a client's cache. No shared cache may keep any, because who may read a stream is the broker's to decide.
 func (x *exchange) writeCached(t *target, rq *readRequest, from int64, p *page, atEnd bool) error {
-	x.Header().Set("Cache-Control", cacheChecked)
+	tag := entityTag(t, rq, from, p.next, atEnd)
+	h := x.Header()
+	h.Set("ETag", tag)
+	h.Set("Cache-Control", cacheChecked)
+	if rq.id != 0 && rq.from.kind == atOffset && p.next == rq.to {
+		h.Set("Cache-Control", cacheImmutable)
+	}
+	if rq.live == "" && matchesTag(x.r.Header.Values("If-None-Match"), tag) {
+		h.Del("Content-Type")
+		x.WriteHeader(http.StatusNotModified)
+		return nil
+	}
 	return x.writeBody(http.StatusOK, p.body)
 }
 
+// entityTag names the body of a reply: the stream, the range, and the form. It is weak, because the same body may come
+// compressed.
+func entityTag(t *target, rq *readRequest, from, next int64, atEnd bool) string {
+	end := ""
+	if atEnd {
+		end = "-end"
+	}
+	return fmt.Sprintf(`W/"%s-%d-%d-%s%d%s"`, formatID(t.id), from, next, rq.form, rq.values, end)
+}
+
+// matchesTag compares If-None-Match with a tag (RFC 9110, 13.1.2).
+func matchesTag(headers []string, tag string) bool {
+	for _, header := range headers {
+		for candidate := range strings.SplitSeq(header, ",") {
+			candidate = strings.TrimSpace(candidate)
+			if candidate == "*" || strings.TrimPrefix(candidate, "W/") == strings.TrimPrefix(tag, "W/") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // readRaw answers with the value of one record.
-func (s *Server) readRaw(x *exchange, t *target, rq *readRequest) error {
+func (s *Server) readRaw(x *exchange, t *target, rq *readRequest, from int64) error {
 	held, err := s.hold(x.r.Context(), replyCopies*defaultReadBytes)
 	if err != nil {
 		return err
@@ -364,10 +451,6 @@ func (s *Server) readRaw(x *exchange, t *target, rq *readRequest) error {
 	defer held.release()
 	ctx, cancel := context.WithTimeout(x.r.Context(), readTimeout)
 	defer cancel()
-	from, err := s.locate(ctx, t.id, rq.from, rq.clamp)
-	if err != nil {
-		return readProblem(err, streamstore.Offsets{})
-	}
 	p := page{}
 	parts := ""
 	p.span, err = s.eachRecord(ctx, t.id, from, rq.to, defaultReadBytes, func(r *kafkaproto.RecordView) verdict {
@@ -387,8 +470,7 @@ func (s *Server) readRaw(x *exchange, t *target, rq *readRequest) error {
 	x.spanHeader(t, p.span, atEnd)
 	s.m.records.WithLabelValues(recordsOut).Add(float64(p.count))
 	if p.count == 0 {
-		x.Header().Set("Cache-Control", cacheNever)
-		x.WriteHeader(http.StatusNoContent)
+		x.noContent()
 		return nil
 	}
 	h := x.Header()
@@ -421,26 +503,19 @@ const streamedPage = 256 << 10
 
 // readStreamed answers with records as NDJSON or as batches, all up to the end that the stream has when the reply reaches
 // it, or up to the client's limits. The reply is read and sent piece by piece; Brooklet-Next-Offset follows it as a trailer.
-func (s *Server) readStreamed(x *exchange, t *target, rq *readRequest) error {
+func (s *Server) readStreamed(x *exchange, t *target, rq *readRequest, from int64) error {
 	ctx := x.r.Context()
 	held, err := s.hold(ctx, replyCopies*streamedPage)
 	if err != nil {
 		return err
 	}
 	defer held.release()
-	from, err := s.locate(ctx, t.id, rq.from, rq.clamp)
-	if err != nil {
-		return readProblem(err, streamstore.Offsets{})
-	}
 	o, err := s.store.Offsets(t.id)
 	if err != nil {
 		return err
 	}
 	h := x.Header()
-	h.Set("Content-Type", mediaNDJSON)
-	if rq.form == formBatches {
-		h.Set("Content-Type", mediaBatches)
-	}
+	h.Set("Content-Type", rq.streamedMedia())
 	h.Set("Cache-Control", cacheNever)
 	h.Set(headerStreamID, formatID(t.id))
 	x.setOffset(headerStartOffset, o.Start)
@@ -477,6 +552,42 @@ func (s *Server) readStreamed(x *exchange, t *target, rq *readRequest) error {
 		x.WriteHeader(http.StatusOK)
 	}
 	return nil
+}
+
+// streamedMedia is the media type of a reply that is a sequence of records.
+func (rq *readRequest) streamedMedia() string {
+	if rq.form == formBatches {
+		return mediaBatches
+	}
+	return mediaNDJSON
+}
+
+// readPolled answers a long poll with records as NDJSON or as batches.
+func (s *Server) readPolled(x *exchange, t *target, rq *readRequest, from int64) error {
+	maxBytes := rq.maxBytes
+	setDefault(&maxBytes, min(defaultReadBytes, s.opts.MaxReadBytes))
+	held, err := s.hold(x.r.Context(), replyCopies*int64(maxBytes))
+	if err != nil {
+		return err
+	}
+	defer held.release()
+	p, err := s.streamedPage(x.r.Context(), t.id, from, rq)
+	if err != nil {
+		return readProblem(err, p.Offsets)
+	}
+	atEnd, err := s.atEnd(t.id, p.next)
+	if err != nil {
+		return err
+	}
+	x.spanHeader(t, p.span, atEnd)
+	if p.count == 0 {
+		x.noContent()
+		return nil
+	}
+	s.m.records.WithLabelValues(recordsOut).Add(float64(p.count))
+	x.Header().Set("Content-Type", rq.streamedMedia())
+	x.Header().Set("Cache-Control", cacheNever)
+	return x.writeBody(http.StatusOK, p.body)
 }
 
 // streamedPage reads the next piece of a reply that is streamed.

@@ -32,6 +32,7 @@ type Server struct {
 	log   *zap.Logger
 	m     *metrics
 	http  *http.Server
+	names *newNames
 	// memory is what request bodies and replies under way may take, in bytes.
 	memory *semaphore.Weighted
 	// draining is closed by Drain: reads that wait for records end.
@@ -50,6 +51,7 @@ func New(opts Options) (*Server, error) {
 		store:    opts.Store,
 		log:      opts.Logger,
 		m:        newMetrics(opts.Registerer),
+		names:    &newNames{store: opts.Store},
 		memory:   semaphore.NewWeighted(opts.Memory),
 		draining: make(chan struct{}),
 	}
