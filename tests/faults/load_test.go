@@ -49,6 +49,7 @@ func patient(addr string, opts ...kgo.Opt) []kgo.Opt {
 		kgo.SeedBrokers(addr), kgo.MetadataMinAge(50 * time.Millisecond), kgo.RequestRetries(1 << 20), kgo.RetryTimeout(time.Hour),
 		kgo.RetryBackoffFn(func(int) time.Duration { return 20 * time.Millisecond }),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DialTimeout(5 * time.Second),
+		kgo.AlwaysRetryEOF(), // the front closes connections when there is no broker
 	}, opts...)
 }
 
