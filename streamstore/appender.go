@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
+	"go.uber.org/zap"
 )
 
 // appendQueue holds the appends that wait for the appender. push numbers them,
@@ -223,6 +224,9 @@ func (a *appender) runSync() {
 			continue
 		}
 		_ = group.batch.Close() // only returns memory
+		if err := a.store.witness.note(group.entries[len(group.entries)-1].number + 1); err != nil {
+			a.store.log.Warn("noting how far the log is synced", zap.Error(err))
+		}
 		for _, e := range group.entries {
 			if e.synced != nil {
 				close(e.synced)

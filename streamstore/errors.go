@@ -43,7 +43,8 @@ var (
 	ErrFailed = errors.New("the store has failed")
 	// ErrClosed: the store was closed.
 	ErrClosed = errors.New("the store is closed")
-	// ErrCorrupt: stored bytes do not check out. The error is a *CorruptError.
+	// ErrCorrupt: stored bytes do not check out. The error is a *CorruptError, unless
+	// they are those of the local database.
 	ErrCorrupt = errors.New("corrupt data")
 	// ErrInvalidSettings: stream settings outside their range.
 	ErrInvalidSettings = errors.New("invalid stream settings")

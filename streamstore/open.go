@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -61,10 +62,13 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	s.appender = appender{store: s, syncing: make(chan appendGroup, maxSyncingGroups)}
 	s.flusher = newFlusher(s)
 	started := bootTime()
-	if err := s.recover(ctx); err != nil {
+	if err := s.recoverOrFail(ctx); err != nil {
 		s.cancel()
+		if errors.Is(err, ErrFailed) {
+			return nil, err // the database cannot be closed in order; see Close
+		}
 		if s.db != nil {
-			err = errors.Join(err, s.db.Close())
+			err = errors.Join(err, s.witness.close(), s.db.Close())
 		}
 		return nil, errors.Join(err, s.lock.Close())
 	}
@@ -76,6 +80,19 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 
 // Recovery tells what Open found and did.
 func (s *Store) Recovery() Recovery { return s.recovery }
+
+// recoverOrFail is recover, and returns when the database fails for good: then the
+// goroutine of recover never does (see pebbleLogger).
+func (s *Store) recoverOrFail(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- s.recover(ctx) }()
+	select {
+	case err := <-done:
+		return s.explainDamage(err)
+	case <-s.failed:
+		return s.Err()
+	}
+}
 
 func (s *Store) recover(ctx context.Context) error {
 	if err := s.lockBucket(); err != nil {
@@ -136,13 +153,20 @@ func (s *Store) openDatabase() error {
 	if err := s.freeBallast(); err != nil {
 		return err
 	}
+	if err := s.checkManifest(); err != nil {
+		return err
+	}
 	db, err := pebble.Open(s.opts.dbDir(), s.pebbleOptions())
 	if err != nil {
-		return fmt.Errorf("opening the database in %s: %w", s.opts.dbDir(), err)
+		err = fmt.Errorf("opening the database in %s: %w", s.opts.dbDir(), err)
+		if system := syscall.Errno(0); !pebble.IsCorruptionError(err) && !errors.As(err, &system) {
+			err = fmt.Errorf("%w; if a file there is damaged, %s", err, damageAdvice) // explainDamage knows of the others
+		}
+		return err
 	}
 	s.db = db
 	s.reserveBallast()
-	return nil
+	return s.checkWitness()
 }
 
 // makeDir makes a folder and those above it, and syncs each new entry: a synced
@@ -202,6 +226,7 @@ func (s *Store) pebbleOptions() *pebble.Options {
 	}
 	o.EventListener = &pebble.EventListener{
 		BackgroundError: func(err error) { s.log.Error("database", zap.Error(err)) },
+		DataCorruption:  s.reportDamage,
 		WriteStallBegin: func(info pebble.WriteStallBeginInfo) {
 			s.log.Warn("database stalls writes", zap.String("reason", info.Reason))
 		},

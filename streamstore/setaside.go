@@ -35,7 +35,7 @@ func (s *Store) setTailAside() error {
 	}
 	db := s.db
 	s.db = nil // closed once, whatever comes of it
-	if err := db.Close(); err != nil {
+	if err := errors.Join(s.witness.close(), db.Close()); err != nil {
 		return err
 	}
 	if err := s.discardDatabase(); err != nil {

@@ -39,6 +39,7 @@ type Store struct {
 	flusher   *flusher
 	unflushed *semaphore.Weighted // bytes
 	disk      diskGuard
+	witness   witness // written by the goroutine of runSync
 
 	prefixes prefixWatches
 
@@ -110,7 +111,7 @@ func (s *Store) Close() error {
 	s.setFailure(ErrClosed)
 	s.cancel()
 	s.running.Wait()
-	return errors.Join(s.db.Close(), s.lock.Close())
+	return errors.Join(s.witness.close(), s.db.Close(), s.lock.Close())
 }
 
 // Failed is closed when the store takes no more writes: it was fenced, its disk
