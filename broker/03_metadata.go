@@ -18,7 +18,9 @@ import (
 //   - A named topic that does not exist is created if the broker's setting and the request both allow it (below v4 a
 //     request always does). The answer waits for the creation, so it holds the new topic; one that takes too long is
 //     LEADER_NOT_AVAILABLE, which clients retry.
-//   - A named stream that does not exist is answered as an empty one without an id, see unwritten.go, and not created.
+//   - A named stream that does not exist is answered as an empty one without an id, see unwritten.go, and not created, but
+//     for v13: the Java producers from 4.1 on, which send it, name topics by id alone in what follows, if there is one or
+//     not. So a stream is created there under the rule for topics.
 //
 // Versions:
 //
@@ -30,6 +32,9 @@ import (
 //
 // Left out on purpose: LISTENER_NOT_FOUND (there is one listener).
 func init() { register(kafkaproto.KeyMetadata, direct(handleMetadata)) }
+
+// metadataOfProducersByID is the first version that producers send which cannot write to a topic without an id.
+const metadataOfProducersByID = 13
 
 func handleMetadata(b *Broker, ctx context.Context, r *kafkaproto.Request) (kmsg.Response, error) {
 	req := r.Body.(*kmsg.MetadataRequest)
@@ -105,7 +110,7 @@ func (b *Broker) findTopics(ctx context.Context, req *kmsg.MetadataRequest) []me
 			continue
 		}
 		seen[k] = true
-		a.topic, a.err = b.findTopic(req.Version, a)
+		a.topic, a.err = b.findTopic(req, a)
 		answers = append(answers, a)
 	}
 	if b.opts.AutoCreateTopics && (req.AllowAutoTopicCreation || req.Version < 4) {
@@ -114,9 +119,9 @@ func (b *Broker) findTopics(ctx context.Context, req *kmsg.MetadataRequest) []me
 	return answers
 }
 
-func (b *Broker) findTopic(version int16, a metadataAnswer) (*topic, *kafkaproto.Error) {
+func (b *Broker) findTopic(req *kmsg.MetadataRequest, a metadataAnswer) (*topic, *kafkaproto.Error) {
 	switch {
-	case version < 12 && (a.name == nil || a.id != topicID{}):
+	case req.Version < 12 && (a.name == nil || a.id != topicID{}):
 		return nil, kafkaproto.ErrInvalidRequest.WithMessage("topics can be asked for by id from version 12 on")
 	case a.id != topicID{}:
 		return b.topics.byID(a.id)
@@ -124,7 +129,7 @@ func (b *Broker) findTopic(version int16, a metadataAnswer) (*topic, *kafkaproto
 		return nil, kafkaproto.ErrInvalidRequest.WithMessage("a topic has neither name nor id")
 	}
 	t, err := b.topics.byName(*a.name)
-	if b.topics.isUnwritten(*a.name, err) {
+	if b.topics.isUnwritten(*a.name, err) && !(req.AllowAutoTopicCreation && req.Version >= metadataOfProducersByID) {
 		return unwrittenStream(*a.name), nil
 	}
 	return t, err

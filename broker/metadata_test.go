@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -152,7 +153,8 @@ func TestMetadataAnswersEveryTopic(t *testing.T) {
 }
 
 // A topic is created if the broker and the request both allow it; below version 4 a request always does. A stream is
-// never created, but looks as if it were there if it may be made by writing to it.
+// created for clients that need its id to write; for others it only looks as if it were there, if it may be made by writing
+// to it.
 func TestMetadataAutoCreate(t *testing.T) {
 	for _, tc := range []struct {
 		broker  bool
@@ -179,12 +181,16 @@ func TestMetadataAutoCreate(t *testing.T) {
 		if tc.broker {
 			wantCode(t, fmt.Sprintf("%+v stream", tc), stream.ErrorCode, nil)
 			wantLen(t, stream.Partitions, 1)
-			wantEqual(t, [16]byte{}, stream.TopicID)
 		} else {
 			wantCode(t, fmt.Sprintf("%+v stream", tc), stream.ErrorCode, kafkaproto.ErrUnknownTopicOrPartition)
 		}
-		_, err := b.store.Lookup("dir/stream")
-		wantErrorIs(t, err, streamstore.ErrNoStream, "%+v", tc)
+		needsID := tc.broker && tc.request && tc.version >= 13
+		if hasID := stream.TopicID != [16]byte{}; hasID != needsID {
+			t.Errorf("%+v: the stream has id %x", tc, stream.TopicID)
+		}
+		if _, err := b.store.Lookup("dir/stream"); errors.Is(err, streamstore.ErrNoStream) == needsID {
+			t.Errorf("%+v: looking up the stream: %v", tc, err)
+		}
 		wantCode(t, "a b", resp.Topics[2].ErrorCode, kafkaproto.ErrInvalidTopic)
 		askMetadata(b, 4, true)
 		if n := len(b.topics.load().byName); (n == 1) != (tc.want == nil) {

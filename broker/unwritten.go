@@ -11,7 +11,8 @@ import (
 //
 //   - Metadata describes it as a topic with partition 0 and without a topic id. Clients then name it in their requests,
 //     and adopt the id once there is one. An id made from the name would not do: a topic whose id changes counts as
-//     deleted and made again, and franz-go, for one, gives it up.
+//     deleted and made again, and franz-go, for one, gives it up. Java producers from 4.1 on do not look whether there is
+//     an id: a request such as theirs makes the stream (see Metadata).
 //   - ListOffsets and OffsetForLeaderEpoch answer as for an empty partition.
 //   - Fetch by name waits for the first record. Any offset but 0 is out of range.
 //   - Requests that describe or change things, such as DescribeTopicPartitions, DescribeConfigs, DeleteRecords and
