@@ -192,6 +192,7 @@ func New(ctx context.Context, opts Options) (*Broker, error) {
 		b.topics.close()
 		return nil, fmt.Errorf("broker: %w", err)
 	}
+	b.topics.deleted = b.groups.TopicsDeleted
 	s := b.topics.load()
 	b.log.Info("broker ready", zap.String("cluster", b.clusterID), zap.Int("topics", len(s.byName)), zap.Int("partitions", s.partitions))
 	return b, nil

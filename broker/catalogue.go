@@ -94,6 +94,9 @@ type catalogue struct {
 	topicDefaults, streamDefaults *configDefaults
 
 	current atomic.Pointer[snapshot]
+	// deleted is called when topics or named streams have been deleted. It is set before there are requests, and must not
+	// wait.
+	deleted func()
 	// version counts the snapshots that were published.
 	version atomic.Uint64
 	streams streamCache
@@ -120,6 +123,7 @@ func loadCatalogue(ctx context.Context, opts *Options, m *metrics) (*catalogue, 
 		topicDefaults:  newConfigDefaults(opts, false),
 		streamDefaults: newConfigDefaults(opts, true),
 		streams:        newStreamCache(),
+		deleted:        func() {},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	c.mu.busy = map[string]chan struct{}{}

@@ -150,6 +150,7 @@ func (c *catalogue) delete(ctx context.Context, topics []*topic, checked []*kafk
 			next.remove(t.name)
 			c.m.topicsDeleted.Inc()
 		})
+		p.after = append(p.after, func([]streamstore.StreamID) { c.deleted() })
 		return nil
 	})
 }
@@ -163,6 +164,7 @@ func (c *catalogue) planStreamDeletion(p *plan, t *topic) *kafkaproto.Error {
 	p.after = append(p.after, func([]streamstore.StreamID) {
 		c.streams.forget(t)
 		c.m.streamsDeleted.Inc()
+		c.deleted()
 	})
 	return nil
 }

@@ -281,6 +281,35 @@ func TestOffsetsOfATopicMadeAgain(t *testing.T) {
 	wantLen(t, ask[*kmsg.ListGroupsResponse](b, 5, kmsg.NewPtrListGroupsRequest()).Groups, 0)
 }
 
+// Offsets of deleted topics and streams do not stay in the store, where nobody sees them.
+func TestOffsetsAreDeletedWithTheirTopic(t *testing.T) {
+	b := groupBroker(t)
+	for _, topic := range []string{"kept", "deleted", "some/stream"} {
+		b.mustCreate(topic, 1)
+		b.mustCommit("g", topic, 7)
+	}
+	for _, topic := range []string{"deleted", "some/stream"} {
+		b.mustDelete(topic)
+	}
+	var rows []string
+	for began := time.Now(); time.Since(began) < 30*time.Second; time.Sleep(10 * time.Millisecond) {
+		rows = nil
+		err := b.store.Scan([]byte("group-offset/"), func(key, _ []byte) error {
+			rows = append(rows, string(key))
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(rows) == 1 {
+			break
+		}
+	}
+	if len(rows) != 1 || rows[0] != "group-offset/g/kept/0" {
+		t.Errorf("the store has the offsets %q, want that of the topic that is there", rows)
+	}
+}
+
 func describeGroups(b *adminBroker, version int16, names ...string) []kmsg.DescribeGroupsResponseGroup {
 	b.t.Helper()
 	req := kmsg.NewPtrDescribeGroupsRequest()

@@ -2,8 +2,11 @@ package groups
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"strings"
+
+	"go.uber.org/zap"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
 )
@@ -109,16 +112,25 @@ func (c *Coordinator) Describe(group string) (Description, *kafkaproto.Error) {
 	return d, nil
 }
 
-// DeleteGroup removes a group with its offsets. Errors: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, and those of the storage.
+// DeleteGroup removes a group with its offsets. One whose rows cannot be read is removed whatever members it has: nothing
+// else can be done with it. Errors: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, and those of the storage.
 func (c *Coordinator) DeleteGroup(group string) *Pending[*kafkaproto.Error] {
 	if len(group) > maxGroupID {
 		return answered(kafkaproto.ErrGroupIDNotFound)
 	}
-	g, err := c.enter(group)
-	if err != nil {
+	if c.closed.Load() {
+		return answered(kafkaproto.ErrCoordinatorNotAvailable)
+	}
+	g := c.hold(group)
+	defer c.leave(g)
+	switch err := g.load(); {
+	case errors.Is(err, errBadRow):
+		c.log.Warn("a group whose rows cannot be read is deleted", zap.String("group", group), zap.Error(err))
+		g.loaded = true // from now on there is none: who comes next makes it anew
+		return g.delete()
+	case err != nil:
 		return answered(asKafkaError(err))
 	}
-	defer c.leave(g)
 	switch g.state {
 	case Dead:
 		return answered(kafkaproto.ErrGroupIDNotFound)

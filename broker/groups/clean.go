@@ -15,20 +15,70 @@ import (
 // commit.
 const maxCleaning = 128
 
-// cleanLoop makes a pass each CleanInterval.
+// cleanRest is how long the cleaner rests after it has looked for offsets of deleted topics, as a multiple of the time that
+// it took: each look reads the offsets of all groups, and there may be one topic after the other.
+const cleanRest = 9
+
+// cleanLoop makes a pass each CleanInterval, and removes offsets of deleted topics when it is told that there are some.
 func (c *Coordinator) cleanLoop() {
 	timer := time.NewTicker(c.opts.CleanInterval)
 	defer timer.Stop()
 	for {
+		clean, rest := c.Clean, 0
 		select {
 		case <-timer.C:
+		case <-c.topicsDeleted:
+			clean, rest = c.cleanDeletedTopics, cleanRest
 		case <-c.ctx.Done():
 			return
 		}
-		if err := c.Clean(c.ctx); err != nil && c.ctx.Err() == nil {
+		began := time.Now()
+		if err := clean(c.ctx); err != nil && c.ctx.Err() == nil {
 			c.log.Warn("clean-up of groups failed; it is tried again at the next pass", zap.Error(err))
 		}
+		select {
+		case <-time.After(time.Since(began) * time.Duration(rest)):
+		case <-c.ctx.Done():
+			return
+		}
 	}
+}
+
+// TopicsDeleted tells that topics have been deleted. What groups have committed for them cannot be seen from then on, and
+// is removed soon. It does not wait.
+func (c *Coordinator) TopicsDeleted() {
+	select {
+	case c.topicsDeleted <- struct{}{}:
+	default: // the next look is yet to begin
+	}
+}
+
+// cleanDeletedTopics cleans the groups that have offsets of topics that are gone.
+func (c *Coordinator) cleanDeletedTopics(ctx context.Context) error {
+	var names []string
+	known := topicIDs{topics: c.topics}
+	err := c.storage.Scan([]byte(offsetPrefix), func(key, value []byte) error {
+		group, topic, err := parseOffsetOwner(key)
+		if n := len(names); err != nil || n > 0 && names[n-1] == group {
+			return ctx.Err() // of one that cannot be read, requests tell
+		}
+		row, err := decodeOffsetRow(value)
+		if err != nil {
+			return ctx.Err()
+		}
+		id, ok, err := known.get(topic)
+		if err != nil {
+			return err
+		}
+		if !ok || id != row.topicID {
+			names = append(names, group)
+		}
+		return ctx.Err()
+	})
+	if err != nil {
+		return err
+	}
+	return c.cleanGroups(ctx, names)
 }
 
 // Clean makes one pass: it removes offsets that have expired or whose topic is gone, and groups that have neither members
@@ -49,6 +99,11 @@ func (c *Coordinator) Clean(ctx context.Context) error {
 		names = slices.AppendSeq(names, maps.Keys(s.groups))
 		s.Unlock()
 	}
+	return c.cleanGroups(ctx, names)
+}
+
+// cleanGroups cleans the groups of these names, which it sorts, and returns when that is done.
+func (c *Coordinator) cleanGroups(ctx context.Context, names []string) error {
 	slices.Sort(names)
 	names = slices.Compact(names)
 	var cleaning sync.WaitGroup

@@ -68,6 +68,8 @@ type Coordinator struct {
 	cancel context.CancelFunc
 	// work counts the goroutines that write rows, and the cleaner.
 	work sync.WaitGroup
+	// topicsDeleted wakes the cleaner.
+	topicsDeleted chan struct{}
 	// draining is set before Drain looks at the groups, and closed before Close does: whoever finds a group
 	// afterwards sees them.
 	draining, closed atomic.Bool
@@ -83,13 +85,14 @@ type shard struct {
 
 // New loads the groups that have members, starts their session timers, and starts the cleaner. It reads every group's
 // row once; ctx bounds nothing after it has returned. The error tells what is wrong with opts, or is that of the storage.
-// Groups whose rows make no sense are logged and counted; requests for them are answered with UNKNOWN_SERVER_ERROR.
+// Groups whose rows make no sense are logged and counted; requests for them are answered with UNKNOWN_SERVER_ERROR, but for
+// those that delete them.
 func New(ctx context.Context, opts Options, storage Storage, topics Topics) (*Coordinator, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	c := &Coordinator{opts: opts, storage: storage, topics: topics, log: opts.Logger, m: newMetrics(opts.Registerer), seed: maphash.MakeSeed()}
+	c := &Coordinator{opts: opts, storage: storage, topics: topics, log: opts.Logger, m: newMetrics(opts.Registerer), seed: maphash.MakeSeed(), topicsDeleted: make(chan struct{}, 1)}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	for i := range c.shards {
 		c.shards[i].groups = map[string]*group{}
@@ -98,6 +101,7 @@ func New(ctx context.Context, opts Options, storage Storage, topics Topics) (*Co
 		c.Close()
 		return nil, err
 	}
+	c.TopicsDeleted() // some may have been when the last process ended
 	c.work.Go(c.cleanLoop)
 	return c, nil
 }
@@ -144,7 +148,7 @@ func (c *Coordinator) loadAll() error {
 // unreadable tells that a group cannot be used because of what is stored of it.
 func (c *Coordinator) unreadable(name string, err error) {
 	c.m.loadFails.Inc()
-	c.log.Error("what is stored of a group cannot be read; its members are refused until it can", zap.String("group", name), zap.Error(err))
+	c.log.Error("what is stored of a group cannot be read; its members are refused until it can, or until the group is deleted", zap.String("group", name), zap.Error(err))
 }
 
 // Drain answers all requests that wait for other members with NOT_COORDINATOR, and from now on those that would have to.
@@ -205,6 +209,16 @@ func (c *Coordinator) enter(name string) (*group, error) {
 
 // open is enter, with the error of the storage or errBadRow.
 func (c *Coordinator) open(name string) (*group, error) {
+	g := c.hold(name)
+	if err := g.load(); err != nil {
+		c.leave(g)
+		return nil, err
+	}
+	return g, nil
+}
+
+// hold returns the group called name, locked and perhaps not loaded. Follow it with leave.
+func (c *Coordinator) hold(name string) *group {
 	s := c.shardOf(name)
 	s.Lock()
 	g := s.groups[name]
@@ -215,11 +229,7 @@ func (c *Coordinator) open(name string) (*group, error) {
 	g.users++
 	s.Unlock()
 	g.mu.Lock()
-	if err := g.load(); err != nil {
-		c.leave(g)
-		return nil, err
-	}
-	return g, nil
+	return g
 }
 
 // lookup returns the group called name, locked, if it is in memory, perhaps not loaded; otherwise nil. Follow it with

@@ -23,11 +23,13 @@ type memory struct {
 	fail  error         // of Commit
 	delay time.Duration // of Commit, before it takes effect
 	eager bool          // changes can be seen before Commit returns
-	// commits counts Commit calls.
-	commits int
+	// commits counts Commit calls, scans those of Scan by the prefix.
+	commits  int
+	scans    map[string]int
+	scanTime time.Duration
 }
 
-func newMemory() *memory { return &memory{rows: map[string]string{}} }
+func newMemory() *memory { return &memory{rows: map[string]string{}, scans: map[string]int{}} }
 
 func (m *memory) Get(key []byte) ([]byte, bool, error) {
 	m.mu.Lock()
@@ -38,8 +40,10 @@ func (m *memory) Get(key []byte) ([]byte, bool, error) {
 
 func (m *memory) Scan(prefix []byte, fn func(key, value []byte) error) error {
 	m.mu.Lock()
-	snapshot := maps.Clone(m.rows)
+	snapshot, takes := maps.Clone(m.rows), m.scanTime
+	m.scans[string(prefix)]++
 	m.mu.Unlock()
+	time.Sleep(takes)
 	for _, key := range slices.Sorted(maps.Keys(snapshot)) {
 		if strings.HasPrefix(key, string(prefix)) {
 			if err := fn([]byte(key), []byte(snapshot[key])); err != nil {
@@ -88,6 +92,18 @@ func (m *memory) set(fail error, delay time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fail, m.delay = fail, delay
+}
+
+func (m *memory) setScanTime(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.scanTime = d
+}
+
+func (m *memory) scansOf(prefix string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.scans[prefix]
 }
 
 func (m *memory) keys() []string {

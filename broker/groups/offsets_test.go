@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
@@ -203,6 +204,63 @@ func TestCleanRemovesOffsetsOfDeletedTopics(t *testing.T) {
 			})
 		})
 	}
+}
+
+// When topics are deleted their offsets are removed at once, not at the next pass, and so are those of topics that were
+// deleted just before the coordinator ended.
+func TestOffsetsGoWithTheirTopics(t *testing.T) {
+	for name, tell := range map[string]func(*fixture){
+		"told":    func(f *fixture) { f.TopicsDeleted() },
+		"restart": func(f *fixture) { f.restart() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, nil, func(t *testing.T, f *fixture) {
+				m := f.stable(1)
+				f.mustCommit(commit(m[0], 1))
+				for _, group := range []string{"both", "only orders", "with/slash", "only the stream"} {
+					for topic, id := range f.topics.ids {
+						if group == "only orders" && topic != "orders" || group == "only the stream" && topic == "orders" {
+							continue
+						}
+						f.mustCommit(&CommitRequest{Group: group, Generation: -1, Offsets: []OffsetCommit{{Topic: topic, TopicID: [16]byte{id}, Offset: 1}}})
+					}
+				}
+				f.rows.rows["group-offset/bad%/orders/0"] = "neither the key"
+				f.rows.rows["group-offset/unreadable/orders/0"] = "nor the value makes sense"
+				f.topics.set("orders", 7) // deleted and made again
+				tell(f)
+				synctest.Wait()
+				want(t, "rows", f.rows.keys(), []string{
+					"group-offset/bad%/orders/0", "group-offset/both/dir%2Fstream/0", "group-offset/only the stream/dir%2Fstream/0",
+					"group-offset/unreadable/orders/0", "group-offset/with%2Fslash/dir%2Fstream/0",
+					"group/both", "group/g", "group/only the stream", "group/with/slash",
+				})
+				wantErr(t, "heartbeat", f.heartbeat(m[0]), nil)
+				want(t, "groups in memory", f.inMemory(), 1)
+				want(t, "offsets removed, by the metric", metricValue(t, f.m.expiredOffsets), 4.0)
+			})
+		})
+	}
+}
+
+// Whoever deletes one topic after the other does not keep the coordinator reading all offsets all the time.
+func TestCleanerRestsBetweenDeletions(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, f *fixture) {
+		f.mustCommit(commit(nobody, 1))
+		f.rows.setScanTime(time.Second)
+		for range 100 {
+			f.TopicsDeleted()
+			pass(time.Second)
+		}
+		pass(time.Minute)
+		if n := f.rows.scansOf(offsetPrefix); n < 10 || n > 13 {
+			t.Errorf("the offsets were read %d times in 100 s, each time for 1 s; want a tenth of the time", n)
+		}
+		f.topics.set("orders", 0)
+		f.TopicsDeleted()
+		pass(5 * time.Second)
+		want(t, "rows", f.rows.keys(), []string(nil))
+	})
 }
 
 // A member that has its id and is about to join finds its group, unless that was deleted by request.

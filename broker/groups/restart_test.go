@@ -138,6 +138,36 @@ func TestUnreadableGroup(t *testing.T) {
 	})
 }
 
+// An unreadable group can be deleted, with all that is stored of it, and made anew.
+func TestUnreadableGroupCanBeDeleted(t *testing.T) {
+	for name, row := range map[string]string{"newer": "\x03 of a newer release", "classic": "\x01 cut short", "consumer": "\x02 cut short", "empty": ""} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, nil, func(t *testing.T, f *fixture) {
+				m := f.stable(1)
+				f.mustCommit(commit(m[0], 5))
+				f.rows.rows["group/g"] = row
+				f.rows.rows["group-member/g/m"] = "of a consumer group"
+				f.restart()
+				wantErr(t, "join", get(t, f.Join(joining(""))).Err, kafkaproto.ErrUnknownServerError)
+				f.rows.set(kafkaproto.ErrNotCoordinator, 0)
+				wantErr(t, "deletion that fails", get(t, f.DeleteGroup("g")), kafkaproto.ErrNotCoordinator)
+				wantErr(t, "join", get(t, f.Join(joining(""))).Err, kafkaproto.ErrUnknownServerError)
+				f.rows.set(nil, time.Second)
+				deleted, joined := f.DeleteGroup("g"), f.Join(joining(""))
+				pass(time.Second)
+				wantErr(t, "delete", get(t, deleted), nil)
+				wantErr(t, "join behind the deletion", get(t, joined).Err, nil)
+				want(t, "rows", f.rows.keys(), []string(nil))
+				wantErr(t, "delete again", get(t, f.DeleteGroup("g")), kafkaproto.ErrNonEmptyGroup)
+				f.rows.set(nil, 0)
+				f.syncAll([]JoinResult{get(t, joined)})
+				f.restart()
+				f.wantState(Stable)
+			})
+		})
+	}
+}
+
 // The storage's own failures stop the start: they are not about one group.
 func TestStartFailsWithTheStorage(t *testing.T) {
 	rows := brokenStorage{newMemory()}

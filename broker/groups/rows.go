@@ -62,6 +62,16 @@ func parseOffsetKey(b []byte) (topic string, partition int32, err error) {
 	return topic, int32(n), nil
 }
 
+// parseOffsetOwner reads the group and the topic in the key of an offset.
+func parseOffsetOwner(key []byte) (group, topic string, err error) {
+	escaped, rest, _ := bytes.Cut(bytes.TrimPrefix(key, []byte(offsetPrefix)), []byte("/"))
+	if group, err = unescape(escaped); err != nil {
+		return "", "", err
+	}
+	topic, _, err = parseOffsetKey(rest)
+	return group, topic, err
+}
+
 func unescape(b []byte) (string, error) {
 	var out []byte
 	for {
