@@ -156,6 +156,10 @@ func TestInstallRunsStepsOnce(t *testing.T) {
 	if got := install("a"); got != "a" {
 		t.Errorf("after another install it is %q; what is there must not be installed again", got)
 	}
+	twin := &environment{name: "e"}
+	if err := in.install(context.Background(), twin); err != nil || twin.dir == "" {
+		t.Errorf("another environment of the same name is in folder %q, %v", twin.dir, err)
+	}
 	if got := install("b"); got != "b" {
 		t.Errorf("after a change it is %q; the folder must be made anew", got)
 	}

@@ -68,6 +68,7 @@ func newInstaller(cache string) (*installer, error) {
 func (in *installer) install(ctx context.Context, e *environment) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	e.dir = filepath.Join(in.cache, e.name) // also if another of the same name was installed
 	err, ok := in.done[e.name]
 	if !ok {
 		err = in.installLocked(ctx, e)
@@ -82,7 +83,6 @@ func (in *installer) installLocked(ctx context.Context, e *environment) error {
 			return err
 		}
 	}
-	e.dir = filepath.Join(in.cache, e.name)
 	stamp := filepath.Join(e.dir, "installed")
 	want := e.fingerprint()
 	if have, err := os.ReadFile(stamp); err != nil || string(have) != want {
