@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -224,4 +226,97 @@ func copyBucket(t *testing.T, bucket *objstore.Memory) *objstore.Memory {
 		}
 	}
 	return copied
+}
+
+// A byte changes somewhere in an object of the bucket, or the object is gone. A store
+// that starts on an empty disk refuses to, naming the object, or serves what is right
+// and an error that names the object for the rest; so does one that has followed the log
+// already.
+func TestDamagedBucket(t *testing.T) {
+	synctest.Test(t, damageBucket) // what is damaged is read three times, with pauses
+}
+
+func damageBucket(t *testing.T) {
+	rng := damageRand(t)
+	bucket := objstore.NewMemory()
+	w := make(written)
+	p := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
+	for round := range 4 {
+		for s := range 3 {
+			name := fmt.Sprint("stream ", s)
+			id := mustCreate(t, p.Store, name)
+			for i := range 5 {
+				payload := fmt.Sprintf("%s %d %d %s", name, round, i, strings.Repeat("x", rng.IntN(100)))
+				mustAppend(t, p.Store, id, simpleBatch(payload))
+				w[name] = append(w[name], payload)
+			}
+		}
+		mustFlush(t, p.Store)
+	}
+	p.stop()
+	names := slices.DeleteFunc(bucket.Names(), func(name string) bool { return !strings.HasPrefix(name, logDir(0)) })
+	for i, name := range names {
+		content, err := bucket.Get(context.Background(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		damages := map[string]func(b *objstore.Memory) error{
+			"cut":      func(b *objstore.Memory) error { return b.Truncate(name, rng.Int64N(int64(len(content)))) },
+			"swapped":  func(b *objstore.Memory) error { return replaceObject(b, name, names[(i+1)%len(names)]) },
+			"emptied":  func(b *objstore.Memory) error { return b.Truncate(name, 0) },
+			"replaced": func(b *objstore.Memory) error { return replaceObject(b, name, "") },
+		}
+		if i < len(names)-1 { // without the last one the log is a shorter one
+			damages["gone"] = func(b *objstore.Memory) error { return b.Delete(context.Background(), name) }
+		}
+		for range *damageFlips {
+			at := rng.Int64N(int64(len(content)))
+			damages[fmt.Sprint("byte ", at)] = func(b *objstore.Memory) error { return b.Corrupt(name, at) }
+		}
+		for what, do := range damages {
+			for disk, fs := range map[string]*vfs.MemFS{"empty": vfs.NewMem(), "used": copyDisk(t, p.fs)} {
+				damaged := copyBucket(t, bucket)
+				if err := do(damaged); err != nil {
+					t.Fatal(err)
+				}
+				w.holdOpened(t, damaged, fs, name)
+				if t.Failed() {
+					t.Fatalf("%s: %s, on a disk that is %s", name, what, disk)
+				}
+			}
+		}
+	}
+}
+
+// holdOpened opens a store on a bucket with a damaged object.
+func (w written) holdOpened(t *testing.T, bucket objstore.Bucket, fs *vfs.MemFS, name string) {
+	t.Helper()
+	opts := testOptions(bucket)
+	opts.FS, opts.Durability = fs, Remote
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s, err := Open(ctx, opts)
+	if err != nil {
+		if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), name) {
+			t.Errorf("Open: %v, want an error that says that %s is damaged", err, name)
+		}
+		return
+	}
+	w.verify(t, s)
+	mustClose(t, s)
+}
+
+// replaceObject puts a copy of another object in the place of one, or other bytes.
+func replaceObject(b *objstore.Memory, name, other string) error {
+	data := []byte(strings.Repeat("something else ", 30))
+	if other != "" {
+		var err error
+		if data, err = b.Get(context.Background(), other); err != nil {
+			return err
+		}
+	}
+	if err := b.Delete(context.Background(), name); err != nil {
+		return err
+	}
+	return b.Create(context.Background(), name, data)
 }
