@@ -13,7 +13,8 @@ import (
 // JoinGroup (key 11), v0 to v9.
 //
 // Behaviour: see groups.Coordinator.Join. The reply waits until all members have joined, and holds up those behind it on
-// the connection, as in Kafka. If the connection dies the member stays until its session ends.
+// the connection, as in Kafka. If the connection dies the member stays until its session ends. A member whose metadata makes
+// that of its group larger than 32 MiB is GROUP_MAX_SIZE_REACHED, where Kafka fails the whole group.
 //
 // Versions:
 //

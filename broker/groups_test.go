@@ -240,15 +240,33 @@ func TestOffsetFetchOfAGroupTwice(t *testing.T) {
 // A commit with nothing in it is answered and makes no group.
 func TestOffsetCommitOfNothing(t *testing.T) {
 	b := groupBroker(t)
-	req := kmsg.NewPtrOffsetCommitRequest()
-	req.Group, req.Generation = "g", -1
-	wantLen(t, ask[*kmsg.OffsetCommitResponse](b, 9, req).Topics, 0)
-	wantLen(t, ask[*kmsg.OffsetCommitResponse](b, 9, committing("g", "orders", [16]byte{})).Topics, 1)
+	id := b.mustCreate("orders", 1).TopicID
+	member := b.mustJoin("live")
+	for version := int16(2); version <= 10; version++ {
+		for what, edit := range map[string]func(*kmsg.OffsetCommitRequest){
+			"nobody": func(r *kmsg.OffsetCommitRequest) { r.Group, r.Generation = "g", -1 },
+			"a member": func(r *kmsg.OffsetCommitRequest) {
+				r.Group, r.MemberID, r.Generation = "live", member.MemberID, member.Generation
+			},
+		} {
+			none := kmsg.NewPtrOffsetCommitRequest()
+			edit(none)
+			wantLen(t, ask[*kmsg.OffsetCommitResponse](b, version, none).Topics, 0, "v%d, %s", version, what)
+			topicOnly := committing("", "orders", id)
+			edit(topicOnly)
+			topics := ask[*kmsg.OffsetCommitResponse](b, version, topicOnly).Topics
+			wantLen(t, topics, 1, "v%d, %s", version, what)
+			wantLen(t, topics[0].Partitions, 0, "v%d, %s", version, what)
+		}
+	}
+	wantLen(t, b.fetchOffsets(9, "live", "", [16]byte{}), 0)
 	resp := ask[*kmsg.OffsetCommitResponse](b, 9, committing("g", "missing", [16]byte{}, 1))
 	wantCode(t, "missing topic", resp.Topics[0].Partitions[0].ErrorCode, kafkaproto.ErrUnknownTopicOrPartition)
 	resp = ask[*kmsg.OffsetCommitResponse](b, 9, committing("g", "bad name", [16]byte{}, 1))
 	wantCode(t, "impossible topic", resp.Topics[0].Partitions[0].ErrorCode, kafkaproto.ErrUnknownTopicOrPartition)
-	wantLen(t, ask[*kmsg.ListGroupsResponse](b, 5, kmsg.NewPtrListGroupsRequest()).Groups, 0)
+	listed := ask[*kmsg.ListGroupsResponse](b, 5, kmsg.NewPtrListGroupsRequest()).Groups
+	wantLen(t, listed, 1)
+	wantEqual(t, "live", listed[0].Group)
 }
 
 func TestOffsetsOfNamedStreams(t *testing.T) {

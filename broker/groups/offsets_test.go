@@ -70,6 +70,12 @@ func TestCommitOfNothing(t *testing.T) {
 		want(t, "errors", len(get(t, f.Commit(&CommitRequest{Group: "g", MemberID: "m", Generation: 3}))), 0)
 		f.wantState(Dead)
 		want(t, "rows", f.rows.keys(), []string(nil))
+
+		m := f.stable(1)
+		written := f.rows.commits
+		want(t, "errors of a member", len(get(t, f.Commit(&CommitRequest{Group: "g", MemberID: m[0].MemberID, Generation: m[0].Generation}))), 0)
+		want(t, "writes", f.rows.commits, written)
+		f.wantState(Stable)
 	})
 }
 
@@ -437,6 +443,7 @@ func TestCleanManyGroups(t *testing.T) {
 			r.Group = fmt.Sprint(i)
 			f.mustCommit(r)
 		}
+		want(t, "groups in memory", f.inMemory(), 0)
 		pass(time.Minute)
 		f.rows.set(nil, time.Second)
 		began := time.Now()

@@ -56,7 +56,9 @@ const (
 	// maxProtocols is the most protocols one member may list. Clients list a few.
 	maxProtocols = 256
 	// maxGroupMetadata bounds the ids and the protocol metadata of all members of a group, in bytes. A group's row
-	// holds them.
+	// holds them. Who would exceed it is refused with GROUP_MAX_SIZE_REACHED, and the others go on. Kafka lets it in,
+	// cannot write the group's record then, and answers SyncGroup of all members with UNKNOWN_SERVER_ERROR (classes
+	// GroupMetadataManager, CoordinatorOperationExceptionHelper): one such member stops the group.
 	maxGroupMetadata = 32 << 20
 	// maxPendingMembers is the most member ids that a group has handed out and that have not joined yet.
 	maxPendingMembers = 10_000
