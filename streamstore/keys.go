@@ -16,6 +16,7 @@ import (
 //	t <append number>              tail entry: appended, not yet in the bucket
 //	l position                     newest commit applied to this database
 //	l claims                       nonces under which this database claimed
+//	l cache                        identity of the disk cache (16 bytes)
 //
 // Rows n, s and k change when a transaction is appended, in append order; rows
 // e, p and g change when a commit becomes durable, in commit order. The two sets
@@ -35,6 +36,7 @@ const (
 var (
 	keyPosition = []byte("l position")
 	keyClaims   = []byte("l claims")
+	keyCache    = []byte("l cache")
 )
 
 func nameKey(name string) []byte { return append([]byte{prefixName}, name...) }

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/brookletmq/brooklet/streamstore/diskcache"
 )
 
 // metrics of a store. None has a label that grows with the number of streams.
@@ -52,7 +54,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	m.commits = counter("commits_total", "Commits that became durable in the bucket.")
 	m.commitBytes = counter("commit_bytes_total", "Bytes of those commits.")
 	m.backpressure = counter("append_waits_total", "Appends that had to wait because too many bytes were unflushed.")
-	m.segmentHits = counter("segment_cache_hits_total", "Extents read from the segment cache.")
+	m.segmentHits = counter("segment_cache_hits_total", "Extents found in the segment cache in memory, or on their way there.")
 	m.segmentMisses = counter("segment_cache_misses_total", "Reads of extents that went to the bucket.")
 	m.segmentBytes = counter("segment_read_bytes_total", "Bytes of extents read from the bucket.")
 	m.expired = counter("expired_streams_total", "Times that retention moved a stream's start offset.")
@@ -86,6 +88,7 @@ func (m *metrics) observe(s *Store) {
 	gauge("bucket_bytes", "Bytes of records in those objects.", func() float64 { return float64(s.catalogue.totals().bytes) })
 	gauge("live_bytes", "Bytes of records in those objects that can still be read.", func() float64 { return float64(s.catalogue.totals().live) })
 	gauge("compaction_backlog_bytes", "Bytes of short runs in the commit log that are yet to be compacted.", func() float64 { return float64(s.catalogue.totals().backlog) })
+	m.observeDisk(s.segments.disk)
 	gauge("streams_in_memory", "Streams in use or lately used.", func() float64 { return float64(s.streams.len()) })
 	gauge("memtable_bytes", "Memory of the local database's memtables, bounded by their size and number.", func() float64 { return float64(s.db.Metrics().MemTable.Size) })
 	gauge("block_cache_bytes", "Memory of the local database's block cache, which may use what its memtables leave of theirs.", func() float64 { return float64(s.db.Metrics().BlockCache.Size) })
@@ -96,4 +99,29 @@ func (m *metrics) observe(s *Store) {
 		}
 		return 0
 	})
+}
+
+// observeDisk registers what the disk cache counts.
+func (m *metrics) observeDisk(disk *diskcache.Cache) {
+	if disk == nil {
+		return
+	}
+	opts := func(name, help string) prometheus.Opts {
+		return prometheus.Opts{Namespace: "brooklet", Subsystem: "streamstore", Name: "disk_cache_" + name, Help: help}
+	}
+	counter := func(name, help string, value func(diskcache.Metrics) int64) {
+		m.registerer.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts(opts(name, help)), func() float64 { return float64(value(disk.Metrics())) }))
+	}
+	gauge := func(name, help string, value func(diskcache.Metrics) int64) {
+		m.registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts(opts(name, help)), func() float64 { return float64(value(disk.Metrics())) }))
+	}
+	gauge("bytes", "Size of the files of the disk cache.", func(d diskcache.Metrics) int64 { return d.Bytes })
+	gauge("entries", "Extents in the disk cache.", func(d diskcache.Metrics) int64 { return d.Entries })
+	counter("hits_total", "Extents read from the disk cache.", func(d diskcache.Metrics) int64 { return d.Hits })
+	counter("misses_total", "Extents that were in the disk cache and could not be read there.", func(d diskcache.Metrics) int64 { return d.Misses })
+	counter("read_bytes_total", "Bytes of extents read from the disk cache.", func(d diskcache.Metrics) int64 { return d.ReadBytes })
+	counter("written_bytes_total", "Bytes written to the disk cache.", func(d diskcache.Metrics) int64 { return d.WrittenBytes })
+	counter("evicted_bytes_total", "Bytes of files that the disk cache has removed.", func(d diskcache.Metrics) int64 { return d.EvictedBytes })
+	counter("dropped_total", "Extents not written to the disk cache, because the disk was too slow, full or failing.", func(d diskcache.Metrics) int64 { return d.Dropped })
+	counter("errors_total", "Failed reads and writes of the disk cache, and damaged entries.", func(d diskcache.Metrics) int64 { return d.Errors })
 }

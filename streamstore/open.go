@@ -107,7 +107,10 @@ func (s *Store) recover(ctx context.Context) error {
 			err = s.followAndClaim(ctx)
 		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return s.openDiskCache()
 }
 
 // lockBucket keeps a second writer of this machine away from a bucket folder. With

@@ -59,6 +59,10 @@ type Options struct {
 	// SegmentCacheBytes bounds the bytes read from the bucket that are kept in
 	// memory. Default 256 MiB.
 	SegmentCacheBytes int64
+	// DiskCacheBytes bounds the files in Dir in which extents that are read again and
+	// again are kept, below the segment cache. It pays for a bucket that is not on this
+	// machine. Its index takes DiskCacheMemory bytes of memory. Default 0: no files.
+	DiskCacheBytes int64
 	// BlockCacheBytes is the size of Pebble's block cache when the memtables have
 	// their largest size, 256 MiB together. While they are smaller, the cache may use
 	// their room as well. Default 64 MiB.
@@ -156,6 +160,7 @@ func (o *Options) Validate() error {
 	check(o.MaxUnflushedBytes >= o.FlushBytes, "max unflushed bytes %d is less than flush bytes %d: raise the first or lower the second", o.MaxUnflushedBytes, o.FlushBytes)
 	check(o.TailCacheBytes > 0, "tail cache bytes must be positive, not %d", o.TailCacheBytes)
 	check(o.SegmentCacheBytes > 0, "segment cache bytes must be positive, not %d", o.SegmentCacheBytes)
+	check(o.DiskCacheBytes >= 0, "disk cache bytes must not be negative, but are %d", o.DiskCacheBytes)
 	check(o.BlockCacheBytes > 0, "block cache bytes must be positive, not %d", o.BlockCacheBytes)
 	check(o.CompactionBytes > 0, "compaction bytes must be positive, not %d", o.CompactionBytes)
 	check(o.ProducerExpiry > 0, "producer expiry must be positive, not %v", o.ProducerExpiry)

@@ -215,7 +215,7 @@ func (r *reader) readExtents(ctx context.Context, limit int64, window int64) (pr
 			r.stream.noteRead(r.next, window)
 		}
 	}()
-	for i, l := range r.store.segments.load(extents, wanted) {
+	for i, l := range r.store.segments.load(extents, wanted, from) {
 		data, err := l.wait(ctx)
 		if errors.Is(err, objstore.ErrNotFound) && extents[i].key() != r.gone {
 			// Compaction has moved the extent and the object was deleted since the index

@@ -103,6 +103,9 @@ func (s *Store) background(f func()) {
 func (s *Store) Close() error {
 	if err := s.Err(); errors.Is(err, ErrFailed) {
 		s.cancel()
+		if s.segments.disk != nil {
+			go s.segments.disk.Close() // waits for a disk that may hang
+		}
 		return err
 	}
 	s.queue.close(ErrClosed)
@@ -111,6 +114,9 @@ func (s *Store) Close() error {
 	s.setFailure(ErrClosed)
 	s.cancel()
 	s.running.Wait()
+	if s.segments.disk != nil {
+		s.segments.disk.Close()
+	}
 	return errors.Join(s.witness.close(), s.db.Close(), s.lock.Close())
 }
 
