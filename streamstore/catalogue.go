@@ -76,24 +76,28 @@ type runTally struct {
 	usage   usage
 	longRun int64
 	last    streamExtent
-	bytes   int64 // of the run that ends with last
+	run     objectDelta // that ends with last
 }
 
 func (t *runTally) add(x streamExtent) {
-	if t.bytes > 0 && (t.last.id != x.id || !follows(t.last.extent, x.extent)) {
+	if t.run.extents > 0 && (t.last.id != x.id || !follows(t.last.extent, x.extent)) {
 		t.finish()
 	}
-	t.usage.add(x.object, objectDelta{live: x.length, extents: 1})
 	t.last = x
-	t.bytes += x.length
+	t.run.live += x.length
+	t.run.extents++
 }
 
 // finish ends the last run.
 func (t *runTally) finish() {
-	if t.bytes > 0 && t.bytes < t.longRun {
-		t.usage.add(t.last.object, objectDelta{short: t.bytes})
+	if t.run.extents == 0 {
+		return
 	}
-	t.bytes = 0
+	if t.run.live < t.longRun {
+		t.run.short = t.run.live
+	}
+	t.usage.add(t.last.object, t.run)
+	t.run = objectDelta{}
 }
 
 // drops are the extents that transactions made obsolete: of each stream those whose
@@ -267,7 +271,7 @@ func (s *Store) usageOf(c *commit) (usage, error) {
 	}
 	tally.finish()
 	if c.change != nil {
-		c.change.addUsage(u, s.opts.compaction.longRun)
+		c.change.addUsage(u)
 	}
 	return u, s.dropUsage(u, dropped)
 }
@@ -450,16 +454,19 @@ type compactionPolicy struct {
 	interval time.Duration // between two looks
 	// The log's short runs are due when they have so many bytes, lie in so many
 	// objects, have so many extents, or, if there are at least ageObjects, are so old.
-	bytes      int64
+	bytes      int64 // default: Options.CompactionBytes
 	objects    int
 	extents    int64
 	age        time.Duration
 	ageObjects int
 	fanout     int   // so many runs of a level become one of the next
 	longRun    int64 // runs of one stream of this size stay where they are
-	output     int64 // size of a segment
+	output     int64 // size of a segment; default: from Options.CompactionMemory
 	rewriteAge time.Duration
 }
+
+// maxSegmentBytes is the size of a segment where memory allows it.
+const maxSegmentBytes = 64 << 20
 
 func defaultCompactionPolicy() compactionPolicy {
 	return compactionPolicy{
@@ -470,7 +477,6 @@ func defaultCompactionPolicy() compactionPolicy {
 		ageObjects: 16,
 		fanout:     8,
 		longRun:    512 << 10,
-		output:     64 << 20,
 		rewriteAge: time.Hour,
 	}
 }

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"sync"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/brookletmq/brooklet/objstore"
 )
@@ -35,6 +37,8 @@ type compactor struct {
 	count uint64 // of this epoch's newest segment
 	pace  pacer
 	low   bool // the last compaction had to wait for disk space
+	// undeletable is when deletions that failed are tried again.
+	undeletable time.Time
 }
 
 func newCompactor(s *Store) *compactor {
@@ -101,7 +105,7 @@ func (k *compactor) diskLow(plan *compaction) bool {
 func (k *compactor) compact(ctx context.Context, plan *compaction) (moved int64, err error) {
 	s := k.store
 	started := bootTime()
-	m := &merge{store: s, ctx: ctx, plan: plan, window: window(len(plan.runs))}
+	m := &merge{store: s, ctx: ctx, plan: plan, window: window(s.opts.CompactionMemory/4, len(plan.runs))}
 	out := &segmentWriter{compactor: k, ctx: ctx, level: plan.level}
 	defer func() { err = errors.Join(err, m.close(), out.abandon()) }()
 	if err := m.start(); err != nil {
@@ -344,7 +348,7 @@ func (w *segmentWriter) flush() error {
 	for i := range change.added {
 		change.added[i].object = change.segment
 	}
-	if err := change.prepare(s.db); err != nil {
+	if err := change.prepare(s.db, s.opts.compaction.longRun); err != nil {
 		return err
 	}
 	if err := s.flusher.do(w.ctx, func() { s.flusher.submitted = true }); err != nil {
@@ -630,26 +634,48 @@ func (p *pacer) wait(ctx context.Context, n int64) error {
 	}
 }
 
-// deleteDead deletes the objects of which nothing is in use. One that fails is tried
-// again the next time.
+const (
+	// maxDeletes is how many objects are deleted at a time.
+	maxDeletes = 8
+	// deleteRetry is the time after which deletions that failed are tried again.
+	deleteRetry = time.Minute
+)
+
+// deleteDead deletes the objects of which nothing is in use. Those that fail are tried
+// again later.
 func (k *compactor) deleteDead(ctx context.Context) {
 	s := k.store
+	now := s.opts.Now()
+	if now.Before(k.undeletable) {
+		return
+	}
+	var mu sync.Mutex
 	var deleted []objectID
 	var failure error
-	for _, o := range s.catalogue.dead(s.opts.Now(), max(0, s.opts.DeleteGrace), s.coveredBelow()) {
+	group := new(errgroup.Group)
+	group.SetLimit(maxDeletes)
+	for _, o := range s.catalogue.dead(now, max(0, s.opts.DeleteGrace), s.coveredBelow()) {
 		if ctx.Err() != nil || s.Err() != nil {
 			break
 		}
-		if err := s.opts.Bucket.Delete(ctx, o.name(s.opts.Shard)); err != nil {
-			s.metrics.deleteFailures.Inc()
-			failure = fmt.Errorf("deleting %s: %w", o.name(s.opts.Shard), err)
-			continue
-		}
-		s.metrics.objectsDeleted.Inc()
-		s.catalogue.forget(o)
-		deleted = append(deleted, o)
+		group.Go(func() error {
+			err := s.opts.Bucket.Delete(ctx, o.name(s.opts.Shard))
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				s.metrics.deleteFailures.Inc()
+				failure = fmt.Errorf("deleting %s: %w", o.name(s.opts.Shard), err)
+				return nil
+			}
+			s.metrics.objectsDeleted.Inc()
+			s.catalogue.forget(o)
+			deleted = append(deleted, o)
+			return nil
+		})
 	}
+	_ = group.Wait() // none returns an error
 	if failure != nil && ctx.Err() == nil {
+		k.undeletable = now.Add(deleteRetry)
 		s.log.Warn("objects that are no longer needed could not be deleted, they are tried again", zap.Error(failure))
 	}
 	if len(deleted) > 0 {

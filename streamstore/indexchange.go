@@ -21,6 +21,7 @@ type indexChange struct {
 	removed []streamExtent // in stream and offset order, like added
 	added   []streamExtent
 	batch   *pebble.Batch // the change of rows, as if nothing were dropped
+	used    usage         // the change of use, likewise
 	since   drops
 	done    chan struct{} // closed when it is durable
 }
@@ -56,8 +57,17 @@ func (f *flusher) addChange(c *commit) {
 	c.forgotten, f.forgotten = f.forgotten, nil
 }
 
-// prepare makes the batch.
-func (x *indexChange) prepare(db *pebble.DB) error {
+// prepare makes the batch and the change of use.
+func (x *indexChange) prepare(db *pebble.DB, longRun int64) error {
+	x.used = make(usage)
+	for _, old := range x.removed {
+		x.used.drop(old.extent)
+	}
+	tally := runTally{usage: x.used, longRun: longRun}
+	for _, a := range x.added {
+		tally.add(a)
+	}
+	tally.finish()
 	x.batch = db.NewBatch()
 	if err := x.batch.Set(objectKey(x.segment), x.row.encode(), nil); err != nil {
 		return err
@@ -112,19 +122,12 @@ func (x *indexChange) eachDropped(extents []streamExtent, fn func(streamExtent))
 
 // addUsage adds how the change alters the use of objects. What was dropped meanwhile is
 // accounted for by the commit that dropped it.
-func (x *indexChange) addUsage(u usage, longRun int64) {
-	for _, old := range x.removed {
-		if !x.since.has(old.id, old.last) {
-			u.drop(old.extent)
-		}
+func (x *indexChange) addUsage(u usage) {
+	for o, d := range x.used {
+		u.add(o, d)
 	}
-	tally := runTally{usage: u, longRun: longRun}
-	for _, a := range x.added {
-		if !x.since.has(a.id, a.last) {
-			tally.add(a)
-		}
-	}
-	tally.finish()
+	x.eachDropped(x.removed, func(old streamExtent) { u.add(old.object, objectDelta{live: old.length, extents: 1}) })
+	x.eachDropped(x.added, func(a streamExtent) { u.drop(a.extent) })
 }
 
 // finish tells that the change is durable; nil is none.

@@ -39,14 +39,14 @@ type extentIterator interface {
 }
 
 const (
-	mergeMemory    = 64 << 20 // of all windows together
 	mergeWindowMin = 16 << 10
 	mergeWindowMax = 1 << 20
 )
 
-// window is the size of the window when n objects are open.
-func window(n int) int64 {
-	return min(max(mergeMemory/int64(max(n, 1)), mergeWindowMin), mergeWindowMax)
+// window is the size of each window when n objects are open, all of which may take
+// memory bytes.
+func window(memory int64, n int) int64 {
+	return min(max(memory/int64(max(n, 1)), mergeWindowMin), mergeWindowMax)
 }
 
 // open opens an object of the plan.

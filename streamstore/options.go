@@ -74,6 +74,10 @@ type Options struct {
 	// CompactionBandwidth bounds what compaction writes, in bytes per second. Default
 	// 64 MiB/s; negative: unlimited.
 	CompactionBandwidth int64
+	// CompactionMemory bounds what compaction keeps in memory, in bytes: half of it for
+	// the segment that it makes, the rest for what it reads. Default 128 MiB, at least
+	// 1 MiB.
+	CompactionMemory int64
 	// DeleteGrace is how long an object of the bucket that is no longer needed is kept
 	// for readers that may still use it, and against writers that do not know yet that
 	// they were fenced. Default 1 h; negative: none, for tests.
@@ -120,9 +124,11 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.BlockCacheBytes, 64<<20)
 	setDefault(&o.CompactionBytes, 1<<30)
 	setDefault(&o.CompactionBandwidth, 64<<20)
+	setDefault(&o.CompactionMemory, 128<<20)
 	setDefault(&o.DeleteGrace, time.Hour)
 	setDefault(&o.compaction, defaultCompactionPolicy())
 	setDefault(&o.compaction.bytes, o.CompactionBytes)
+	setDefault(&o.compaction.output, min(maxSegmentBytes, o.CompactionMemory/2))
 	setDefault(&o.ProducerExpiry, 24*time.Hour)
 	setDefault(&o.RetentionInterval, 5*time.Minute)
 	setDefault(&o.FenceCheckAfter, 10*time.Second)
@@ -163,6 +169,7 @@ func (o *Options) Validate() error {
 	check(o.DiskCacheBytes >= 0, "disk cache bytes must not be negative, but are %d", o.DiskCacheBytes)
 	check(o.BlockCacheBytes > 0, "block cache bytes must be positive, not %d", o.BlockCacheBytes)
 	check(o.CompactionBytes > 0, "compaction bytes must be positive, not %d", o.CompactionBytes)
+	check(o.CompactionMemory >= 1<<20, "compaction memory must be at least 1 MiB, not %d bytes", o.CompactionMemory)
 	check(o.ProducerExpiry > 0, "producer expiry must be positive, not %v", o.ProducerExpiry)
 	check(o.RetentionInterval > 0, "retention interval must be positive, not %v", o.RetentionInterval)
 	return errors.Join(errs...)

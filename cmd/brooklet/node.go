@@ -172,8 +172,14 @@ func (n *node) openStore(ctx context.Context) error {
 		SegmentCacheBytes: s.memory.segmentCache,
 		BlockCacheBytes:   s.memory.blockCache,
 		RetentionInterval: s.retentionCheckInterval,
-		Logger:            n.log.Named("store"),
-		Registerer:        n.registry,
+
+		CompactionBytes:     s.compactionBytes,
+		CompactionBandwidth: s.compactionBandwidth,
+		CompactionMemory:    s.memory.compaction,
+		DeleteGrace:         s.deleteGrace,
+
+		Logger:     n.log.Named("store"),
+		Registerer: n.registry,
 	})
 	if err != nil {
 		return explainOpen(s, err)

@@ -54,6 +54,9 @@ type settings struct {
 	flushInterval                 time.Duration // 0: the store's default for its durability
 	flushBytes, maxUnflushedBytes int64
 	retentionCheckInterval        time.Duration
+	compactionBytes               int64
+	compactionBandwidth           int64 // bytes per second
+	deleteGrace                   time.Duration
 
 	autoCreateTopics  bool
 	defaultPartitions int
@@ -110,6 +113,9 @@ func (s *settings) options() []*option {
 			derived(durationOption("flush-interval", &s.flushInterval, time.Second, time.Millisecond, "longest `TIME` until appended records are sent to the bucket; shorter means more requests, which remote buckets charge for"), &s.flushInterval, "250ms with durability remote, 5s with local"),
 			bytesOption("flush-bytes", &s.flushBytes, 32*mib, 64*kib, gib, "a flush begins before the interval is over when this many `BYTES` wait"),
 			bytesOption("max-unflushed-bytes", &s.maxUnflushedBytes, gib, 64*mib, math.MaxInt64, "writes wait, and at last fail with a retriable error, while this many `BYTES` have not reached the bucket"),
+			bytesOption("compaction-bytes", &s.compactionBytes, gib, mib, math.MaxInt64, "short runs of records are merged into segments when this many `BYTES` of them have gathered in the bucket's commit log"),
+			bytesOption("compaction-bandwidth", &s.compactionBandwidth, 64*mib, 64*kib, math.MaxInt64, "`BYTES` a second that compaction writes to the bucket at most"),
+			durationOption("delete-grace", &s.deleteGrace, time.Hour, time.Second, "`TIME` for which objects of the bucket are kept after nothing in them is needed any more"),
 			durationOption("retention-check-interval", &s.retentionCheckInterval, 5*time.Minute, time.Second, "`TIME` between two looks for records past their retention"),
 		),
 		inCategory(categoryTopics,
