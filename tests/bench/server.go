@@ -153,35 +153,60 @@ func (s *server) residentBytes() (int64, error) {
 	return 0, errors.New("no VmRSS in /proc/pid/status")
 }
 
-// metric is the value of a metric without labels.
+// metric is the value of a metric, whose name includes its labels.
 func (s *server) metric(name string) (float64, error) {
+	value, ok, err := s.findMetric(name)
+	if err == nil && !ok {
+		err = fmt.Errorf("no metric %s at %s", name, s.admin)
+	}
+	return value, err
+}
+
+// metricOr is metric for one that need not be there.
+func (s *server) metricOr(name string, absent float64) (float64, error) {
+	value, ok, err := s.findMetric(name)
+	if !ok {
+		value = absent
+	}
+	return value, err
+}
+
+func (s *server) findMetric(name string) (value float64, ok bool, err error) {
 	response, err := http.Get("http://" + s.admin + "/metrics")
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	for line := range strings.Lines(string(body)) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			return strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if text, ok := strings.CutPrefix(line, name+" "); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+			return value, err == nil, err
 		}
 	}
-	return 0, fmt.Errorf("no metric %s at %s (status %s)", name, s.admin, response.Status)
+	return 0, false, nil
 }
 
 // awaitFlushed waits until all that was appended is in the bucket.
 func (s *server) awaitFlushed(ctx context.Context) error {
+	return s.awaitMetric(ctx, "brooklet_streamstore_unflushed_appends", func(left float64) bool { return left == 0 })
+}
+
+// awaitMetric waits until a metric has a value that is wanted.
+func (s *server) awaitMetric(ctx context.Context, name string, wanted func(float64) bool) error {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		left, err := s.metric("brooklet_streamstore_unflushed_appends")
-		if err != nil || left == 0 {
+		value, err := s.metric(name)
+		if err != nil || wanted(value) {
 			return err
 		}
 		select {
+		case err := <-s.done:
+			return fmt.Errorf("the broker ended: %w\n%s", err, s.log)
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:

@@ -60,7 +60,7 @@ func benchStreams(ctx context.Context, work string) error {
 	}
 	fmt.Printf("  empty broker: start-up %v, heap %.1f MB, RSS %.1f MB\n", empty.startUp.Round(time.Millisecond), float64(empty.heap)/mb, float64(empty.rss)/mb)
 	for n := min(smallestStreams, *streamCount); ; n = min(n*10, *streamCount) {
-		e := entities{ctx: ctx, n: n, batches: smallBatches(), empty: empty}
+		e := entities{ctx: ctx, n: n, rounds: mostEntityRecords, batches: smallBatches(), empty: empty}
 		if err := e.run(work); err != nil {
 			return err
 		}
@@ -85,6 +85,11 @@ func (r *resting) start(ctx context.Context, dir string, args ...string) (*serve
 		return s, err
 	}
 	r.startUp = time.Since(started)
+	return s, r.measure(s)
+}
+
+// measure takes the broker's memory.
+func (r *resting) measure(s *server) error {
 	var err1, err2 error
 	if r.heap, err1 = s.liveHeap(); err1 == nil {
 		for _, cache := range []string{"memtable", "block_cache"} {
@@ -93,7 +98,7 @@ func (r *resting) start(ctx context.Context, dir string, args ...string) (*serve
 		}
 	}
 	r.rss, err2 = s.residentBytes()
-	return s, errors.Join(err1, err2)
+	return errors.Join(err1, err2)
 }
 
 func emptyBroker(ctx context.Context, work string) (r resting, err error) {
@@ -113,6 +118,7 @@ func emptyBroker(ctx context.Context, work string) (r resting, err error) {
 type entities struct {
 	ctx     context.Context
 	n       int
+	rounds  int // records of a stream at most
 	batches [][]byte
 	empty   resting
 	dir     string
@@ -172,7 +178,7 @@ func (e *entities) entityBytes(i int) (sum int64) {
 // eachRequest calls fn with the streams of each request of the load: in rounds, so that the records of a stream lie apart.
 func (e *entities) eachRequest(connection int, fn func(k int, streams []int) error) error {
 	streams := make([]int, 0, streamsPerRequest)
-	for k := range mostEntityRecords {
+	for k := range e.rounds {
 		for from := connection * streamsPerRequest; from < e.n; from += loadConnections * streamsPerRequest {
 			streams = streams[:0]
 			for i := from; i < min(from+streamsPerRequest, e.n); i++ {
@@ -396,6 +402,7 @@ type look struct {
 	c                *conn
 	reply            []byte
 	reads, roundTrip []time.Duration
+	err              error
 }
 
 func newLook(c *conn) *look { return &look{c: c} }
@@ -420,12 +427,15 @@ func (l *look) entity(name string, from, to int64) error {
 		}
 	}
 	l.reads = append(l.reads, time.Since(started))
-	started = time.Now()
-	if _, err := l.do(apiVersionsFrame); err != nil {
-		return err
-	}
+	return l.trip()
+}
+
+// trip makes one round trip of ApiVersions.
+func (l *look) trip() error {
+	started := time.Now()
+	_, err := l.do(apiVersionsFrame)
 	l.roundTrip = append(l.roundTrip, time.Since(started))
-	return nil
+	return err
 }
 
 func (l *look) do(frame []byte) ([]byte, error) {
