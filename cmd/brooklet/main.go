@@ -63,7 +63,7 @@ func newApp() *cli.App {
 		HideHelpCommand: true,
 		HideVersion:     true, // a command of its own
 		Suggest:         true,
-		Commands: []*cli.Command{serveCommand(), topicsCommand(), configsCommand(), groupsCommand(),
+		Commands: []*cli.Command{serveCommand(), topicsCommand(), configsCommand(), groupsCommand(), benchCommand(),
 			healthcheckCommand(), versionCommand(), docsCommand()},
 		DisableSliceFlagSeparator: true, // values of configs contain commas
 		Action:                    noCommand,
