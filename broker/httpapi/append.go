@@ -59,13 +59,11 @@ func (c *conditions) atomic() bool {
 
 // appended is what became of the records of a request.
 type appended struct {
-	target *target
 	// first and next are the offset of the first record and the one after the last, streamstore.UnknownOffset if a
 	// duplicate is so old that its offsets are forgotten.
 	first, next int64
 	records     int
 	duplicate   bool
-	closed      bool
 	// last is the last batch; when it is durable all are.
 	last streamstore.Appended
 }

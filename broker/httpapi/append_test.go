@@ -263,7 +263,7 @@ func TestCompareAndAppend(t *testing.T) {
 	d := openDoor(t, nil)
 	path := streamsPath + "/a/b"
 	a := d.ask(412, "POST", path, "x", "If-Match", `"1"`)
-	members := a.wantProblem(t, preconditionNo)
+	a.wantProblem(t, preconditionNo)
 	wantHeaders(t, a, headerNextOffset, "0")
 	d.ask(404, "HEAD", path, "")
 	d.ask(404, "POST", path, "x", "If-Match", "*").wantProblem(t, noStream)
@@ -272,7 +272,7 @@ func TestCompareAndAppend(t *testing.T) {
 		wantHeaders(t, a, headerNextOffset, fmt.Sprint(i+1))
 	}
 	a = d.ask(412, "POST", path, "x", "If-Match", `"3"`)
-	members = a.wantProblem(t, preconditionNo)
+	members := a.wantProblem(t, preconditionNo)
 	wantEqual(t, "next offset", members["next_offset"], any(4.0))
 	wantEqual(t, "expected offset", members["expected_offset"], any(3.0))
 	wantHeaders(t, a, headerNextOffset, "4")
@@ -474,6 +474,8 @@ func TestMediaTypesOfAppends(t *testing.T) {
 	d.ask(415, "POST", streamsPath+"/a/png", "x", "Content-Type", "nonsense/").wantProblem(t, badMediaType)
 	d.ask(415, "POST", streamsPath+"/a/png", "x", "Content-Encoding", "br").wantProblem(t, badMediaType)
 	d.ask(415, "PUT", streamsPath+"/a/x", "{}", "Content-Type", "text/plain").wantProblem(t, badMediaType)
+	d.ask(415, "PATCH", streamsPath+"/a/png", "{}", "Content-Type", "text/plain").wantProblem(t, badMediaType)
+	d.ask(406, "GET", streamsPath, "", "Accept", "text/html").wantProblem(t, notAcceptable)
 	a := d.ask(200, "GET", streamsPath+"/a/png", "", "Accept", "image/png")
 	wantHeaders(t, a, "Content-Type", "image/png")
 	d.ask(406, "GET", streamsPath+"/a/png", "", "Accept", "image/gif").wantProblem(t, notAcceptable)

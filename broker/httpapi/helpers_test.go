@@ -179,7 +179,15 @@ func (d *door) try(method, path, body string, headers ...string) (*answer, error
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	return &answer{resp, string(text)}, err
+	a := &answer{resp, string(text)}
+	var decoded *string
+	if resp.Header.Get("Content-Encoding") == "" && method != http.MethodHead {
+		decoded = &a.body
+	}
+	if err == nil {
+		contract.check(d.t, resp.Request, resp, decoded)
+	}
+	return a, err
 }
 
 func (d *door) send(method, path string, body io.Reader, headers ...string) (*http.Response, error) {
@@ -340,6 +348,7 @@ func (d *door) followWith(client *http.Client, path string, headers ...string) *
 	}
 	e := &eventReader{t: d.t, resp: resp, in: bufio.NewReader(resp.Body), cancel: cancel}
 	d.t.Cleanup(e.close)
+	contract.check(d.t, resp.Request, resp, nil)
 	if resp.StatusCode != 200 {
 		text, _ := io.ReadAll(resp.Body)
 		d.t.Fatalf("GET %s: status %d: %s", path, resp.StatusCode, text)

@@ -87,8 +87,5 @@ func (t *target) own(change string) error {
 	return nil
 }
 
-// namedTarget finds the stream in the address of a request.
-func (s *Server) namedTarget(r *http.Request) (*target, error) { return s.target(streamName(r)) }
-
 // streamName is what follows the prefix of all streams in the address of a request, percent-decoded.
 func streamName(r *http.Request) string { return strings.TrimPrefix(r.URL.Path, streamsPath+"/") }

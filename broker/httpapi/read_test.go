@@ -374,7 +374,9 @@ func TestNames(t *testing.T) {
 			a := d.ask(400, method, streamsPath+"/"+path, "")
 			a.wantProblem(t, badName)
 		}
+		d.ask(400, "HEAD", streamsPath+"/"+path, "")
 	}
+	d.ask(403, "HEAD", streamsPath+"/_own/x", "")
 	for _, method := range []string{"GET", "PUT", "POST", "DELETE", "PATCH"} {
 		d.ask(403, method, streamsPath+"/_own/x", "").wantProblem(t, reservedName)
 	}

@@ -32,6 +32,7 @@ var routes = []route{
 	{http.MethodPost, streamsPath + "/{name}", "appendToStream", (*Server).append},
 	{http.MethodPatch, streamsPath + "/{name}", "changeStream", (*Server).change},
 	{http.MethodDelete, streamsPath + "/{name}", "deleteStream", (*Server).delete},
+	{http.MethodGet, "/v1/openapi.yaml", "getContract", (*Server).contract},
 }
 
 // matches tells whether the address of a request is that of the route.
