@@ -20,6 +20,11 @@
 // log, so a lost disk is rebuilt by replaying it (open.go), and a new writer fences
 // an old one by taking the next number under a higher epoch (commitlog.go).
 //
+// The compactor (compact.go) merges the short runs of many objects into segments, where
+// a stream's batches lie together, and deletes objects of which the catalogue
+// (catalogue.go) knows no live byte. Its results enter the index with the flusher's
+// commits (indexchange.go).
+//
 // # Words
 //
 // A record batch is Kafka's RecordBatch v2, the only stored form of records. The
@@ -33,7 +38,7 @@
 //
 //	Store.meta (transactions)
 //	  stream.mu
-//	    streamTableShard.mu | appendQueue.mu | tailCache.mu | Watch.mu | nameWatches.mu
+//	    streamTableShard.mu | appendQueue.mu | tailCache.mu | Watch.mu | nameWatches.mu | catalogue.mu
 //
 // Only a transaction holds several streams' locks at a time. The locks of the last
 // line are leaves. No lock is held across I/O, except that transactions do point reads
@@ -49,6 +54,8 @@
 //   - A tail entry's bytes may leave memory only when it is in the database, and it
 //     may leave the stream's tail only when its extent is.
 //   - Nothing is acknowledged after a failed sync, even if later syncs succeed.
+//   - Extents enter the index with the commit that makes their object known, and never
+//     again. So an object without a live byte stays dead, for every later writer.
 //   - The log number after a hole must not be claimed: a slow upload may still fill
 //     the hole and would then come before the claim.
 package streamstore

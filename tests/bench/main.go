@@ -21,7 +21,7 @@ var (
 	brooklet      = flag.String("brooklet", "bin/brooklet", "the binary to measure")
 	dir           = flag.String("dir", "", "folder for data; default: a new one in the system's temporary folder")
 	duration      = flag.Duration("time", 8*time.Second, "time per produce scenario, and per part of the scenario followers")
-	only          = flag.String("only", "", "comma-separated scenarios: produce,consume,latency,idle,groups,streams,followers; default all")
+	only          = flag.String("only", "", "comma-separated scenarios: produce,consume,latency,idle,groups,streams,followers,amplification; default all")
 	streamCount   = flag.Int("streams", 100_000, "largest number of streams in the scenarios streams and followers; the full size is 1000000")
 	followerCount = flag.Int("followers", 2000, "readers that wait for records in the scenario followers; the full size is 50000")
 	perConnection = flag.Int("per-connection", 1, "streams that each connection of the scenario followers follows; more than one where the limit of open files is below the number of followers")
@@ -61,6 +61,7 @@ func run(ctx context.Context) error {
 		{"groups", benchGroups},
 		{"streams", benchStreams},
 		{"followers", benchFollowers},
+		{"amplification", benchAmplification},
 	}
 	for _, s := range scenarios {
 		if *only != "" && !strings.Contains(","+*only+",", ","+s.name+",") {
