@@ -191,24 +191,21 @@ func (p *produce) fail(out *kmsg.ProduceResponseTopicPartition, kerr *kafkaproto
 	out.BaseOffset, out.LogAppendTime, out.LogStartOffset = -1, -1, -1
 }
 
-// append checks the batches of all partitions and appends those that pass, in request order. Afterwards each partition
-// has its error, or is pending.
+// append checks the batches of all partitions and appends those that pass: those of one partition in request order.
+// Afterwards each partition has its error, or is pending.
 func (p *produce) append(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, p.deadline)
 	defer cancel()
+	var missing []int // topics of the request that are streams to be made
 	for i := range p.req.Topics {
-		in, out := &p.req.Topics[i], &p.resp.Topics[i]
-		t, kerr := p.topic(ctx, in)
-		if kerr != nil {
-			p.refuseTopic(out, kerr)
+		t, kerr := p.topic(&p.req.Topics[i])
+		if p.b.topics.isUnwritten(p.req.Topics[i].Topic, kerr) {
+			missing = append(missing, i)
 			continue
 		}
-		for j := range in.Partitions {
-			if kerr := p.checkPartition(t, &in.Partitions[j], &out.Partitions[j]); kerr != nil {
-				p.fail(&out.Partitions[j], kerr)
-			}
-		}
+		p.checkTopic(i, t, kerr)
 	}
+	p.makeStreams(ctx, missing)
 	p.detach()
 	for i := range p.checked {
 		if kerr := p.appendBatch(ctx, &p.checked[i]); kerr != nil {
@@ -232,16 +229,44 @@ func (p *produce) detach() {
 	}
 }
 
-// topic finds the topic of a part of the request. A named stream that does not exist is made, if the broker allows that.
-func (p *produce) topic(ctx context.Context, in *kmsg.ProduceRequestTopic) (*topic, *kafkaproto.Error) {
+// topic finds the topic of a part of the request.
+func (p *produce) topic(in *kmsg.ProduceRequestTopic) (*topic, *kafkaproto.Error) {
 	t, kerr := p.b.lookupTopic(in.Topic, in.TopicID, p.req.Version >= produceTopicIDsFrom)
-	if kerr == kafkaproto.ErrUnknownTopicOrPartition && isStreamName(in.Topic) {
-		return p.b.topics.autoCreate(ctx, in.Topic)
-	}
 	if kerr == nil && !p.admin && isInternal(t.name) {
 		return nil, errInternalTopic
 	}
 	return t, kerr
+}
+
+// makeStreams makes the named streams that do not exist yet, all at once, and goes on with what they are to take.
+func (p *produce) makeStreams(ctx context.Context, missing []int) {
+	if len(missing) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, autoCreateTimeout)
+	defer cancel()
+	names := make([]string, len(missing))
+	for j, i := range missing {
+		names[j] = p.req.Topics[i].Topic
+	}
+	topics, errs := p.b.topics.ensureStreams(ctx, names)
+	for j, i := range missing {
+		p.checkTopic(i, topics[j], errs[j])
+	}
+}
+
+// checkTopic checks the batches for topic i of the request, which is t unless kerr says that there is none.
+func (p *produce) checkTopic(i int, t *topic, kerr *kafkaproto.Error) {
+	in, out := &p.req.Topics[i], &p.resp.Topics[i]
+	if kerr != nil {
+		p.refuseTopic(out, kerr)
+		return
+	}
+	for j := range in.Partitions {
+		if kerr := p.checkPartition(t, &in.Partitions[j], &out.Partitions[j]); kerr != nil {
+			p.fail(&out.Partitions[j], kerr)
+		}
+	}
 }
 
 // checkPartition finds the stream of one partition and checks its batch.

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
@@ -11,37 +12,35 @@ import (
 // autoCreateTimeout bounds how long a request waits for the creation of something that it only named.
 const autoCreateTimeout = 15 * time.Second
 
-// autoCreate is byName for a request that may create what it names. It creates nothing if the broker's setting forbids
-// it. A creation that takes too long goes on, and the answer is LEADER_NOT_AVAILABLE, which clients retry.
+// autoCreateAll is byName for a request that may create what it names, for many different names. It creates nothing if
+// the broker's setting forbids it. A creation that takes too long goes on, and the answer is LEADER_NOT_AVAILABLE, which
+// clients retry. For each name it returns a topic or an error.
 //
-// A topic is durable when autoCreate returns. A named stream may not be, so that the first write to a stream costs one
+// A topic is durable when autoCreateAll returns. A named stream may not be, so that the first write to a stream costs one
 // wait and not two: an append is ordered behind the creation of its stream and acknowledged after it.
-func (c *catalogue) autoCreate(ctx context.Context, name string) (*topic, *kafkaproto.Error) {
-	topics, errs := c.autoCreateAll(ctx, []string{name})
-	return topics[0], errs[0]
-}
-
-// autoCreateAll is autoCreate for many different names. For each it returns a topic or an error.
 func (c *catalogue) autoCreateAll(ctx context.Context, names []string) ([]*topic, []*kafkaproto.Error) {
 	ctx, cancel := context.WithTimeout(ctx, autoCreateTimeout)
 	defer cancel()
 	topics := make([]*topic, len(names))
 	errs := make([]*kafkaproto.Error, len(names))
 	var missing []creation
-	var at []int
-	streams := 0
+	var streams []string
+	var at, streamsAt []int
 	for i, name := range names {
 		topics[i], errs[i] = c.byName(name)
 		switch {
 		case errs[i] != kafkaproto.ErrUnknownTopicOrPartition || !c.opts.AutoCreateTopics:
 		case !isStreamName(name):
 			missing, at = append(missing, c.newCreation(name)), append(at, i)
-		case streams == maxPartitionsPerRequest:
+		case len(streams) == maxPartitionsPerRequest:
 			errs[i] = errTooManyPartitions
 		default:
-			streams++
-			topics[i], errs[i] = c.ensureStream(ctx, name)
+			streams, streamsAt = append(streams, name), append(streamsAt, i)
 		}
+	}
+	ensured, refused := c.ensureStreams(ctx, streams)
+	for j, i := range streamsAt {
+		topics[i], errs[i] = ensured[j], refused[j]
 	}
 	made, failed := c.create(ctx, missing, make([]*kafkaproto.Error, len(missing)), causeAuto, false)
 	for j, i := range at {
@@ -63,15 +62,27 @@ func (c *catalogue) newCreation(name string) creation {
 	return w
 }
 
-// ensureStream makes a named stream with default settings unless it exists. The name was checked. It does not wait until
-// the stream is durable.
-func (c *catalogue) ensureStream(ctx context.Context, name string) (*topic, *kafkaproto.Error) {
-	id, err := c.store.Ensure(ctx, name, streamstore.DefaultSettings())
-	if err != nil {
-		return nil, creationPending(storeError(err))
+// streamsPerTransaction bounds the streams that one transaction makes: others wait while it looks for their names.
+const streamsPerTransaction = 256
+
+// ensureStreams makes those of the named streams that do not exist, with default settings. The names were checked, and
+// may repeat. It does not wait until the streams are durable. For each name it returns a topic or an error.
+func (c *catalogue) ensureStreams(ctx context.Context, names []string) ([]*topic, []*kafkaproto.Error) {
+	topics := make([]*topic, 0, len(names))
+	errs := make([]*kafkaproto.Error, 0, len(names))
+	for part := range slices.Chunk(names, streamsPerTransaction) {
+		ids, err := c.store.EnsureAll(ctx, part, streamstore.DefaultSettings())
+		for i := range part {
+			if err != nil {
+				topics, errs = append(topics, nil), append(errs, creationPending(storeError(err)))
+				continue
+			}
+			c.m.streamsCreated.WithLabelValues(causeAuto).Inc()
+			t, kerr := c.describeStream(ids[i])
+			topics, errs = append(topics, t), append(errs, kerr)
+		}
 	}
-	c.m.streamsCreated.WithLabelValues(causeAuto).Inc()
-	return c.describeStream(id)
+	return topics, errs
 }
 
 // creationPending turns errors of a creation that a later try may find done into the one that clients of metadata and

@@ -302,8 +302,8 @@ func TestAutoCreate(t *testing.T) {
 	if len(topics[0].partitions) != 4 || len(topics[1].partitions) != 1 {
 		t.Errorf("partitions: %d, %d", len(topics[0].partitions), len(topics[1].partitions))
 	}
-	if again, err := b.topics.autoCreate(ctx, "orders"); err != nil || again.id != topics[0].id {
-		t.Errorf("again: %v, %v", again, err)
+	if again, errs := b.topics.autoCreateAll(ctx, []string{"orders"}); errs[0] != nil || again[0].id != topics[0].id {
+		t.Errorf("again: %v, %v", again[0], errs[0])
 	}
 	if got := b.settingsOf("sessions/alice", 0); got != streamstore.DefaultSettings() {
 		t.Errorf("stream settings: %+v", got)
@@ -311,8 +311,8 @@ func TestAutoCreate(t *testing.T) {
 
 	off := newAdminBroker(t, func(o *Options) { o.AutoCreateTopics = false })
 	for _, name := range []string{"orders", "sessions/alice"} {
-		if _, err := off.topics.autoCreate(ctx, name); err != kafkaproto.ErrUnknownTopicOrPartition {
-			t.Errorf("%s with auto-create off: %v", name, err)
+		if _, errs := off.topics.autoCreateAll(ctx, []string{name}); errs[0] != kafkaproto.ErrUnknownTopicOrPartition {
+			t.Errorf("%s with auto-create off: %v", name, errs[0])
 		}
 	}
 }

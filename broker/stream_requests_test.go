@@ -39,6 +39,38 @@ func (d *dataBroker) produceTagged(req *kmsg.ProduceRequest) (p kmsg.ProduceResp
 	return p, next
 }
 
+// A request that writes to many streams makes those that are missing in few transactions, and answers for each by itself.
+func TestProduceMakesManyStreams(t *testing.T) {
+	const streams = 2*streamsPerTransaction + 10
+	d := newDataBroker(t, nil)
+	call[*kmsg.ProduceResponse](d, produceRequest(acksAll, at{topic: "users/3"}, d.batchOf(1, 10)), 12)
+	before := d.store.Stats().AppendNumber
+	req := produceRequest(acksAll, at{topic: "users/0"}, d.batchOf(1, 10))
+	add := func(name string) {
+		req.Topics = append(req.Topics, produceRequest(acksAll, at{topic: name}, d.batchOf(1, 10)).Topics...)
+	}
+	for i := 1; i < streams; i++ {
+		add(fmt.Sprintf("users/%d", i))
+	}
+	add("users/0") // again
+	add("_own/x")
+	add("orders")
+	resp := call[*kmsg.ProduceResponse](d, req, 12)
+	for i, topic := range resp.Topics[:streams] {
+		want := int64(0)
+		if i == 3 {
+			want = 1 // it was there
+		}
+		p := topic.Partitions[0]
+		wantEqual(t, [2]int64{int64(p.ErrorCode), p.BaseOffset}, [2]int64{0, want}, "%s", topic.Topic)
+	}
+	last := resp.Topics[streams:]
+	wantEqual(t, last[0].Partitions[0].BaseOffset, int64(1), "a stream named twice")
+	wantEqual(t, last[1].Partitions[0].ErrorCode, kerr.InvalidTopicException.Code, "a name of the broker's own")
+	wantEqual(t, last[2].Partitions[0].ErrorCode, kerr.UnknownTopicOrPartition.Code, "a topic")
+	wantEqual(t, d.store.Stats().AppendNumber-before, uint64(streams+1+3), "appends, and transactions that made streams")
+}
+
 // An append with an expected offset gets exactly that offset, or is refused with the real one.
 func TestProduceExpectedOffset(t *testing.T) {
 	d := newDataBroker(t, nil)

@@ -134,13 +134,22 @@ func (s *Store) Ensure(ctx context.Context, name string, settings Settings) (Str
 	if id, err := s.Lookup(name); err == nil {
 		return id, nil
 	}
-	t := NewTxn()
-	t.CreateIfAbsent(name, settings)
-	result, _, err := s.queueTxn(ctx, t)
+	ids, err := s.EnsureAll(ctx, []string{name}, settings)
 	if err != nil {
 		return 0, err
 	}
-	return result.Created[0], nil
+	return ids[0], nil
+}
+
+// EnsureAll is Ensure for many streams, in one transaction. It is for names that are
+// likely to be missing; a name may occur more than once.
+func (s *Store) EnsureAll(ctx context.Context, names []string, settings Settings) ([]StreamID, error) {
+	t := NewTxn()
+	for _, name := range names {
+		t.CreateIfAbsent(name, settings)
+	}
+	result, _, err := s.queueTxn(ctx, t)
+	return result.Created, err
 }
 
 // mutation is a transaction on its way through the tail: its row changes, and
