@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"syscall"
 	"time"
 
@@ -251,7 +252,10 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 }
 
 func (l pebbleLogger) Fatalf(format string, args ...any) {
-	l.s.fail(fmt.Errorf("%w: database in %s: %s", ErrFailed, l.s.opts.Dir, fmt.Sprintf(format, args...)))
+	// What is behind the first line is the stack of goroutines that Pebble ran in.
+	message, stack, _ := strings.Cut(fmt.Sprintf(format, args...), "\n")
+	l.s.log.Debug("database", zap.String("message", message), zap.String("stack", stack))
+	l.s.fail(fmt.Errorf("%w: database in %s: %s", ErrFailed, l.s.opts.Dir, message))
 	select {}
 }
 

@@ -164,7 +164,7 @@ func (b *bench) run(ctx context.Context, timeout time.Duration) (*benchReport, e
 			return nil, err
 		}
 	}
-	took, err := b.write(ctx)
+	took, err := b.write(ctx, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -188,8 +188,9 @@ func (b *bench) stream(i int) string { return fmt.Sprintf("%s%08x", b.prefix, ui
 // benchTick is how often records are sent.
 const benchTick = 10 * time.Millisecond
 
-// write appends records at the rate and returns how long it did.
-func (b *bench) write(ctx context.Context) (time.Duration, error) {
+// write appends records at the rate and returns how long it did. In the end it waits for the
+// broker's answers no longer than timeout.
+func (b *bench) write(ctx context.Context, timeout time.Duration) (time.Duration, error) {
 	began := time.Now()
 	ticker := time.NewTicker(benchTick)
 	defer ticker.Stop()
@@ -206,8 +207,10 @@ func (b *bench) write(ctx context.Context) (time.Duration, error) {
 			return 0, ctx.Err()
 		}
 	}
-	if err := b.client.Flush(ctx); err != nil {
-		return 0, err
+	last, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := b.client.Flush(last); err != nil {
+		return 0, fmt.Errorf("%d of %d records are not acknowledged: %w", b.sent.Load()-b.acked.Load()-b.failed.Load(), b.sent.Load(), err)
 	}
 	if err := b.failure.Load(); err != nil && b.acked.Load() == 0 {
 		return 0, *err
