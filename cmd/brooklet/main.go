@@ -63,8 +63,8 @@ func newApp() *cli.App {
 		HideHelpCommand: true,
 		HideVersion:     true, // a command of its own
 		Suggest:         true,
-		Commands: []*cli.Command{serveCommand(), topicsCommand(), configsCommand(), groupsCommand(), benchCommand(),
-			healthcheckCommand(), versionCommand(), docsCommand()},
+		Commands: append([]*cli.Command{serveCommand(), topicsCommand(), configsCommand(), groupsCommand(), benchCommand(),
+			healthcheckCommand(), versionCommand(), docsCommand()}, streamCommands()...),
 		DisableSliceFlagSeparator: true, // values of configs contain commas
 		Action:                    noCommand,
 		OnUsageError:              usageError,
