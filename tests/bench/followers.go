@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -36,22 +38,40 @@ const (
 // benchFollowers: many readers, each of a stream of its own, while records come in for random ones of all streams. It
 // measures the time from before a record is sent until its follower has it, and what followers cost the broker. The
 // references are of the same run: the acknowledgements of the same records, round trips of ApiVersions meanwhile, the same
-// ingest without followers, and the same deliveries by a relay over bare TCP, which keeps nothing.
+// ingest without followers.
 func benchFollowers(ctx context.Context, work string) error {
-	f := followers{entities: entities{ctx: ctx, n: *streamCount, rounds: 1, batches: smallBatches()}}
-	if err := f.plan(); err != nil {
-		return err
-	}
-	fmt.Printf("\nfollowers: %d on %d connections, of %d streams, into which come %d MB/s of 1 KiB records\n", *followerCount, f.connections, f.n, *ingestRate)
 	dir, err := freshDir(work, "followers")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := f.fill(dir); err != nil {
+	kafka := followers{entities: entities{ctx: ctx, n: *streamCount, rounds: 1, batches: smallBatches()}, count: min(*followerCount, *streamCount), perConnection: *perConnection}
+	if err := kafka.checkFiles(); err != nil {
 		return err
 	}
-	s, err := startServer(ctx, dir, "--max-connections", fmt.Sprint(f.connections+spareFiles))
+	// The broker fills itself once, and serves each kind of followers after a start.
+	if err := kafka.fill(dir); err != nil {
+		return err
+	}
+	if err := kafka.serve(dir, "Kafka, fetches that wait"); err != nil {
+		return err
+	}
+	most, err := mostConnections()
+	if err != nil {
+		return err
+	}
+	http := followers{entities: kafka.entities, count: min(kafka.count, most), perConnection: 1, events: true}
+	return http.serve(dir, "HTTP, event streams")
+}
+
+// serve measures one kind of followers.
+func (f *followers) serve(dir, kind string) error {
+	fmt.Printf("\nfollowers by %s: %d on %d connections, of %d streams, into which come %d MB/s of 1 KiB records\n", kind, f.count, f.connections(), f.n, *ingestRate)
+	var err error
+	if f.http, err = freeAddress(); err != nil {
+		return err
+	}
+	s, err := startServer(f.ctx, dir, "--max-connections", fmt.Sprint(f.connections()+spareFiles), "--http-listen", f.http)
 	if err != nil {
 		return err
 	}
@@ -72,33 +92,42 @@ func (f *followers) fill(dir string) error {
 // followers is the measurement.
 type followers struct {
 	entities
-	connections int
-	open        []*followerConn
-	start       time.Time // of the clock in the records
-	got         latencies // of deliveries
+	count         int
+	perConnection int
+	events        bool   // they follow by event streams over HTTP, else by Kafka's fetches
+	http          string // address of HTTP
+	open          []*followerConn
+	start         time.Time // of the clock in the records
+	got           latencies // of deliveries
 }
 
-// plan checks that there are files enough. The broker raises its limit by itself, as far as this process may.
-func (f *followers) plan() error {
-	*followerCount = min(*followerCount, f.n)
-	f.connections = (*followerCount + *perConnection - 1) / *perConnection
+func (f *followers) connections() int { return (f.count + f.perConnection - 1) / f.perConnection }
+
+// mostConnections is how many fit into the limit of open files. The broker raises its limit by itself, as far as this
+// process may.
+func mostConnections() (int, error) {
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return err
+	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
+	return int(limit.Max) - spareFiles, err
+}
+
+// checkFiles checks that there are files enough.
+func (f *followers) checkFiles() error {
+	most, err := mostConnections()
+	if err == nil && f.connections() > most {
+		err = fmt.Errorf("%d connections and %d other files do not fit into the limit of open files: raise it (ulimit -Hn), or let each connection follow more streams, with -per-connection %d",
+			f.connections(), spareFiles, (f.count+most-1)/most)
 	}
-	if most := int(limit.Max) - spareFiles; f.connections > most {
-		return fmt.Errorf("%d connections do not fit into the limit of %d open files: raise it (ulimit -Hn), or let each connection follow more streams, with -per-connection %d",
-			f.connections, limit.Max, (*followerCount+most-1)/most)
-	}
-	return nil
+	return err
 }
 
 // followed is the stream of follower i: they are spread over all streams.
-func (f *followers) followed(i int) int { return i * (f.n / *followerCount) }
+func (f *followers) followed(i int) int { return i * f.step() }
+
+func (f *followers) step() int { return f.n / f.count }
 
 func (f *followers) isFollowed(stream int) bool {
-	step := f.n / *followerCount
-	return stream%step == 0 && stream/step < *followerCount
+	return stream%f.step() == 0 && stream/f.step() < f.count
 }
 
 func (f *followers) run(s *server) error {
@@ -116,7 +145,7 @@ func (f *followers) run(s *server) error {
 	}
 	with.print("ingest with followers")
 	p := percentiles(with.delivered, 0.5, 0.99, 1)
-	fmt.Printf("  %-26s p50 %v  p99 %v  max %v  (acknowledged p50 %v p99 %v; ApiVersions p50 %v p99 %v)\n", "delivered", tenths(p[0]), tenths(p[1]), tenths(p[2]),
+	fmt.Printf("  %-26s %.0f/s  p50 %v  p99 %v  max %v  (acknowledged p50 %v p99 %v; ApiVersions p50 %v p99 %v)\n", "delivered", float64(len(with.delivered))/with.took.Seconds(), tenths(p[0]), tenths(p[1]), tenths(p[2]),
 		tenths(with.acked[0]), tenths(with.acked[1]), tenths(with.trips[0]), tenths(with.trips[1]))
 	f.close()
 	without, err := f.ingest(s)
@@ -124,10 +153,6 @@ func (f *followers) run(s *server) error {
 		return err
 	}
 	without.print("ingest without followers")
-	if n := len(with.delivered); n > 0 {
-		used := with.cpu - time.Duration(float64(without.cpu)*float64(with.records)/float64(without.records))
-		fmt.Printf("  %-26s %.0f/s, CPU of the broker %v each\n", "deliveries", float64(n)/with.took.Seconds(), micros(used/time.Duration(n)))
-	}
 	return nil
 }
 
@@ -160,7 +185,7 @@ func (l *latencies) len() int {
 	return len(l.list)
 }
 
-// followerConn is a connection that follows a few streams, by one fetch at a time.
+// followerConn is a connection that follows a few streams, by one fetch at a time, or one stream by its events.
 type followerConn struct {
 	*net.TCPConn
 	f       *followers
@@ -177,7 +202,7 @@ func (f *followers) connect(s *server) error {
 	if err := before.measure(s); err != nil {
 		return err
 	}
-	fetches, err := s.metricOr(fetchesHandled, 0)
+	waiting, err := s.metricOr(f.waiting(), 0)
 	if err != nil {
 		return err
 	}
@@ -186,7 +211,7 @@ func (f *followers) connect(s *server) error {
 		return err
 	}
 	started := time.Now()
-	f.open = make([]*followerConn, f.connections)
+	f.open = make([]*followerConn, f.connections())
 	const dialers = 16
 	err = atOnce(dialers, func(d int) error {
 		for i := d; i < len(f.open) && f.ctx.Err() == nil; i += dialers {
@@ -199,7 +224,7 @@ func (f *followers) connect(s *server) error {
 	if err != nil {
 		return err
 	}
-	if err := s.awaitMetric(f.ctx, fetchesHandled, func(v float64) bool { return v >= fetches+float64(f.connections) }); err != nil {
+	if err := s.awaitMetric(f.ctx, f.waiting(), func(v float64) bool { return v >= waiting+float64(f.connections()) }); err != nil {
 		return err
 	}
 	took := time.Since(started)
@@ -210,17 +235,26 @@ func (f *followers) connect(s *server) error {
 	if err := after.measure(s); err != nil {
 		return err
 	}
-	each := float64(*followerCount)
+	each := float64(f.count)
 	fmt.Printf("  %-26s %.0f/s, CPU %v each; each takes %.1f KB of heap and %.1f KB of RSS\n", "followers connect", each/took.Seconds(),
-		((used - cpu) / time.Duration(*followerCount)).Round(time.Microsecond), float64(after.heap-before.heap)/each/1e3, float64(after.rss-before.rss)/each/1e3)
+		((used - cpu) / time.Duration(f.count)).Round(time.Microsecond), float64(after.heap-before.heap)/each/1e3, float64(after.rss-before.rss)/each/1e3)
 	return nil
 }
 
-const fetchesHandled = `brooklet_kafkaproto_requests_total{api="Fetch"}`
+// waiting is the metric that grows by one with each connection whose request has arrived.
+func (f *followers) waiting() string {
+	if f.events {
+		return `brooklet_http_followers{kind="sse"}`
+	}
+	return `brooklet_kafkaproto_requests_total{api="Fetch"}`
+}
 
 // dial opens connection i and asks for what is new in its streams.
 func (f *followers) dial(addr string, i int) error {
 	from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(1+i/connectionsPerAddress))}
+	if f.events {
+		addr = f.http
+	}
 	to, err := net.ResolveTCPAddr("tcp", addr)
 	if err != nil {
 		return err
@@ -230,17 +264,21 @@ func (f *followers) dial(addr string, i int) error {
 		return err
 	}
 	c := &followerConn{TCPConn: tcp, f: f, ended: make(chan struct{})}
-	for j := i * *perConnection; j < min((i+1)**perConnection, *followerCount); j++ {
+	for j := i * f.perConnection; j < min((i+1)*f.perConnection, f.count); j++ {
 		stream := f.followed(j)
 		c.streams, c.next = append(c.streams, stream), append(c.next, int64(f.rounds)) // behind what was loaded
 	}
 	f.open[i] = c
-	if err := c.ask(); err != nil {
+	ask, follow := c.ask, c.follow
+	if f.events {
+		ask, follow = c.askEvents, c.followEvents
+	}
+	if err := ask(); err != nil {
 		return err
 	}
 	go func() {
 		defer close(c.ended)
-		c.err = c.follow()
+		c.err = follow()
 	}()
 	return nil
 }
@@ -341,25 +379,43 @@ func (c *followerConn) take(n int) error {
 
 // records notes the latencies of batches, which must begin at an offset and have no gaps, and returns the offset behind.
 func (f *followers) records(batches []byte, next int64, now time.Duration) (int64, error) {
-	for len(batches) >= stampAt+8 {
+	for ; len(batches) > 0; next++ {
+		if len(batches) < len(ingestTemplate) || 12+int(binary.BigEndian.Uint32(batches[8:])) != len(ingestTemplate) {
+			return 0, errors.New("a batch came that was not sent")
+		}
 		if base := int64(binary.BigEndian.Uint64(batches)); base != next {
 			return 0, fmt.Errorf("offset %d came, %d was due", base, next)
 		}
-		size := 12 + int(binary.BigEndian.Uint32(batches[8:]))
-		if size != len(ingestTemplate) || size > len(batches) {
-			return 0, fmt.Errorf("a batch of %d bytes came, %d were sent", size, len(ingestTemplate))
+		if err := f.note(batches[stampAt:], now); err != nil {
+			return 0, err
 		}
-		f.got.add(now - time.Duration(binary.BigEndian.Uint64(batches[stampAt:])))
-		next, batches = next+1, batches[size:]
+		batches = batches[len(ingestTemplate):]
 	}
 	return next, nil
 }
 
-// ingestTemplate is a batch of one record of ingestRecord bytes. Its value, which only the number of headers follows,
-// begins with the time of sending, nanoseconds since followers.start.
-var ingestTemplate = makeRecordBatch(ingestRecord)
+// note notes the latency of a record that has arrived now, whose value begins with a stamp.
+func (f *followers) note(value []byte, now time.Duration) error {
+	sent, err := strconv.ParseInt(string(value[:stampBytes]), 16, 64)
+	f.got.add(now - time.Duration(sent))
+	return err
+}
+
+// ingestTemplate is a batch of one record with a value of ingestRecord bytes, text, which only the number of headers
+// follows. The value begins with a stamp, the time of sending: nanoseconds since followers.start, hexadecimal.
+var ingestTemplate = encodeBatch(appendRecord(nil, 0, randomText(ingestRecord)), 1)
+
+const stampBytes = 16
 
 var stampAt = len(ingestTemplate) - 1 - ingestRecord
+
+func stamp(batch []byte, at time.Duration) {
+	copy(batch[stampAt:], fmt.Sprintf("%0*x", stampBytes, int64(at)))
+	sealBatch(batch)
+}
+
+// randomText is random hexadecimal digits.
+func randomText(n int) []byte { return hex.AppendEncode(nil, randomBytes(n))[:n] }
 
 // idle tells what the followers cost when there is no news.
 func (f *followers) idle(s *server) error {
@@ -377,7 +433,7 @@ func (f *followers) idle(s *server) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("  %-26s %.1f%% of a core, their fetches wait %v each\n", "followers without news", 100*(after-before).Seconds()/time.Since(started).Seconds(), followWait)
+	fmt.Printf("  %-26s %.1f%% of a core\n", "followers without news", 100*(after-before).Seconds()/time.Since(started).Seconds())
 	return f.failure()
 }
 
@@ -551,8 +607,7 @@ func (in *ingest) send(c *ingestConn, records int) error {
 		from := len(batches)
 		batches = append(batches, ingestTemplate...)
 		batch := batches[from:]
-		binary.BigEndian.PutUint64(batch[stampAt:], uint64(now.Sub(in.f.start)))
-		sealBatch(batch)
+		stamp(batch, now.Sub(in.f.start))
 		addToProduce(req, entityName(stream), 0, batch)
 		if in.f.isFollowed(stream) {
 			in.due++
