@@ -61,6 +61,9 @@ func runModel(t *testing.T, seed uint64) {
 				h.step()
 			}
 			h.verifyAll("at the end")
+			if report := mustCheck(t, h.memory); len(report.Problems) > 0 {
+				h.fatalf("problems in the bucket: %+v", report.Problems)
+			}
 		})
 	})
 }
