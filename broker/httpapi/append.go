@@ -197,6 +197,8 @@ type appender struct {
 	*conditions
 
 	result appended
+	// held is the memory for a body that is read piece by piece.
+	held *holding
 }
 
 // appendJSON appends a body of JSON: {"records": [...]}.
@@ -209,19 +211,23 @@ func (a *appender) appendJSON(ctx context.Context) error {
 	if err := checkText(body); err != nil {
 		return err
 	}
-	var in struct {
-		Records []recordIn `json:"records"`
-	}
-	if err := strictJSON(body, &in); err != nil {
-		return badRequest.new(`the body is not {"records": [...]}: %v`, err)
-	}
 	now := time.Now().UnixMilli()
 	b := takeBuilder(a.producer)
 	defer putBuilder(b)
-	for i := range in.Records {
-		if err := a.add(b, &in.Records[i], now); err != nil {
+	err = eachRecordIn(body, func(i int, in *recordIn) error {
+		if err := a.add(b, in, now); err != nil {
 			return asProblem(err).with("record", i)
 		}
+		if b.Size() > a.rules.MaxBatchBytes {
+			return a.batchTooLarge(int64(b.Size()))
+		}
+		return nil
+	})
+	if _, ok := errors.AsType[*problem](err); err != nil && !ok {
+		err = badRequest.new(`the body is not {"records": [...]}: %v`, err)
+	}
+	if err != nil {
+		return err
 	}
 	return a.appendBuilt(ctx, b)
 }
@@ -316,6 +322,7 @@ func (a *appender) appendLines(ctx context.Context) error {
 		return err
 	}
 	defer held.release()
+	a.held = held
 	return a.eachLine(ctx, bufio.NewReaderSize(in, firstBody), true)
 }
 
@@ -332,6 +339,12 @@ func (a *appender) eachLine(ctx context.Context, in *bufio.Reader, streamed bool
 			return asProblem(bodyProblem(err)).with("line", number)
 		}
 		if line = bytes.TrimSpace(line); len(line) > 0 {
+			if streamed && b.Count() > 0 && b.Size()+len(line)+lineOverhead > a.rules.MaxBatchBytes {
+				if err := a.appendBuilt(ctx, b); err != nil {
+					return err
+				}
+				b.Reset(kafkaproto.BatchOptions{})
+			}
 			if err := a.addLine(b, line); err != nil {
 				return asProblem(err).with("line", number)
 			}
@@ -351,6 +364,9 @@ func (a *appender) eachLine(ctx context.Context, in *bufio.Reader, streamed bool
 	}
 }
 
+// lineOverhead is by how much a record may be larger than its line, in bytes.
+const lineOverhead = 64
+
 // readLine returns the next line. It is valid until the next call. The last may come with io.EOF.
 func (a *appender) readLine(in *bufio.Reader) ([]byte, error) {
 	line, err := in.ReadSlice('\n')
@@ -361,6 +377,11 @@ func (a *appender) readLine(in *bufio.Reader) ([]byte, error) {
 	for errors.Is(err, bufio.ErrBufferFull) {
 		if int64(len(long)) > a.s.opts.MaxBodyBytes {
 			return nil, tooLarge.new("a line has more than %d bytes", a.s.opts.MaxBodyBytes).with("limit", a.s.opts.MaxBodyBytes)
+		}
+		if a.held != nil {
+			if err := a.held.grow(bodyCopies * int64(streamedBatch+2*cap(long))); err != nil {
+				return nil, err
+			}
 		}
 		line, err = in.ReadSlice('\n')
 		long = append(long, line...)
@@ -376,7 +397,13 @@ func (a *appender) addLine(b *kafkaproto.Builder, line []byte) error {
 	if err := strictJSON(line, &in); err != nil {
 		return badRecord.new("it is not a record: %v", err)
 	}
-	return a.add(b, &in, time.Now().UnixMilli())
+	if err := a.add(b, &in, time.Now().UnixMilli()); err != nil {
+		return err
+	}
+	if b.Size() > a.rules.MaxBatchBytes {
+		return a.batchTooLarge(int64(b.Size()))
+	}
+	return nil
 }
 
 // batchHeadBytes is the part of a batch that tells its length: base offset and length field.
@@ -449,7 +476,7 @@ func (a *appender) readBatch(in *bufio.Reader) (kafkaproto.RecordBatch, error) {
 }
 
 func (a *appender) batchTooLarge(size int64) error {
-	return tooLarge.new("the records take %d bytes as one batch, the limit is %d: send fewer in one request", size, a.rules.MaxBatchBytes).with("limit", a.rules.MaxBatchBytes)
+	return tooLarge.new("the records take %d bytes or more as one batch, the limit is %d: send fewer in one request", size, a.rules.MaxBatchBytes).with("limit", a.rules.MaxBatchBytes)
 }
 
 var builders = sync.Pool{New: func() any { return new(kafkaproto.Builder) }}

@@ -543,6 +543,18 @@ func TestSizeLimits(t *testing.T) {
 	wantEqual(t, "records", d.ask(200, "HEAD", streamsPath+"/a/b", "").Header.Get(headerEndOffset), "100")
 }
 
+// Lines that fit one by one are appended, however they fall into batches.
+func TestNDJSONBatchesFit(t *testing.T) {
+	d := openDoor(t, func(o *doorOptions) { o.http.MaxBatchBytes = 10_000 })
+	rng := rand.New(rand.NewPCG(1, 1))
+	var lines strings.Builder
+	for range 300 {
+		fmt.Fprintf(&lines, "{\"value\":%q}\n", strings.Repeat("x", rng.IntN(9_900)))
+	}
+	d.ask(200, "POST", streamsPath+"/a/b", lines.String(), "Content-Type", mediaNDJSON)
+	wantEqual(t, "records", d.ask(200, "HEAD", streamsPath+"/a/b", "").Header.Get(headerEndOffset), "300")
+}
+
 // While the bucket does not answer, appends wait, and fail with what makes clients try again; nothing of them is written.
 func TestBackpressure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

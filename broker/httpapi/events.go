@@ -117,13 +117,40 @@ func (e *eventStream) send(events []byte) error {
 func (e *eventStream) beat() error { return e.send([]byte(":\n\n")) }
 
 // buffers are for the events of one burst.
-type buffers struct{ events, scratch []byte }
+type buffers struct {
+	events, scratch []byte
+	flushed         bool
+	err             error // of sending
+}
+
+// flush sends the events if there are many. A burst then ends with its batch, however long that is.
+func (b *buffers) flush(e *eventStream) verdict {
+	if len(b.events) >= burstBytes {
+		b.err = e.send(b.events)
+		b.events, b.flushed = b.events[:0], true
+	}
+	switch {
+	case b.err != nil:
+		return takenAll
+	case b.flushed:
+		return lastBatch
+	}
+	return taken
+}
+
+// rest sends what is left at the end of a burst, and returns the first error of sending.
+func (b *buffers) rest(e *eventStream) error {
+	if b.err != nil || len(b.events) == 0 {
+		return b.err
+	}
+	return e.send(b.events)
+}
 
 var eventBuffers = sync.Pool{New: func() any { return new(buffers) }}
 
 func takeBuffers() *buffers {
 	b := eventBuffers.Get().(*buffers)
-	b.events, b.scratch = b.events[:0], b.scratch[:0]
+	*b = buffers{events: b.events[:0], scratch: b.scratch[:0]}
 	return b
 }
 

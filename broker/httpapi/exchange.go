@@ -149,7 +149,7 @@ func (x *exchange) cut(err error) {
 func (x *exchange) fail(err error) {
 	p := asProblem(err)
 	x.problem = err
-	if p.kind.status >= http.StatusInternalServerError && x.r.Context().Err() == nil {
+	if p.kind.status == http.StatusInternalServerError && x.r.Context().Err() == nil {
 		x.s.log.Warn("request failed", zap.String("route", x.route), zap.Int("status", p.kind.status), zap.Error(err))
 	}
 	if x.status != 0 {

@@ -204,7 +204,7 @@ func (f *follower) run(first []byte) error {
 	}
 }
 
-// burst sends the records that there are, up to burstBytes. more tells that it is worth another look at once.
+// burst sends the records that there are, some burstBytes of them. more tells that it is worth another look at once.
 func (f *follower) burst(ctx context.Context) (more bool, err error) {
 	if f.t.id == 0 {
 		f.located = false
@@ -239,20 +239,14 @@ func (f *follower) burst(ctx context.Context) (more bool, err error) {
 	at, err := f.s.eachRecord(ctx, f.t.id, f.next, endless, burstBytes, func(r *kafkaproto.RecordView) verdict {
 		b.events = appendRecordEvent(b.events, eventID(r.Offset, stream), r, "", f.rq, &b.scratch)
 		count++
-		if len(b.events) >= burstBytes {
-			return takenAll
-		}
-		return taken
+		return b.flush(f.events)
 	})
 	if err != nil {
 		return f.readFailed(err)
 	}
 	f.next = at.next
-	if len(b.events) == 0 {
-		return at.next < at.HighWatermark, nil
-	}
 	f.s.m.records.WithLabelValues(recordsOut).Add(float64(count))
-	return true, f.events.send(b.events)
+	return at.next < at.HighWatermark, b.rest(f.events)
 }
 
 // locate finds where to begin in a stream that did not exist when the reader came. All of it is new to the reader, unless

@@ -346,7 +346,8 @@ func (d *door) followWith(client *http.Client, path string, headers ...string) *
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	e := &eventReader{t: d.t, resp: resp, in: bufio.NewReader(resp.Body), cancel: cancel}
+	e := newEventReader(d.t, resp.Body)
+	e.resp, e.cancel = resp, cancel
 	d.t.Cleanup(e.close)
 	contract.check(d.t, resp.Request, resp, nil)
 	if resp.StatusCode != 200 {
@@ -354,6 +355,10 @@ func (d *door) followWith(client *http.Client, path string, headers ...string) *
 		d.t.Fatalf("GET %s: status %d: %s", path, resp.StatusCode, text)
 	}
 	return e
+}
+
+func newEventReader(t testing.TB, in io.Reader) *eventReader {
+	return &eventReader{t: t, in: bufio.NewReader(in)}
 }
 
 func (e *eventReader) close() {

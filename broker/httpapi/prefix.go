@@ -272,7 +272,7 @@ func (f *prefixFollower) look() error {
 	return nil
 }
 
-// burst sends the records of one stream, up to burstBytes. more tells that it is worth another look.
+// burst sends the records of one stream, some burstBytes of them. more tells that it is worth another look.
 func (f *prefixFollower) burst(ctx context.Context, w *followed) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, min(readTimeout, f.s.opts.Heartbeat))
 	defer cancel()
@@ -298,10 +298,7 @@ func (f *prefixFollower) burst(ctx context.Context, w *followed) (more bool, err
 	at, err := f.s.eachRecord(ctx, w.id, w.next, endless, burstBytes, func(r *kafkaproto.RecordView) verdict {
 		b.events = appendRecordEvent(b.events, "", r, w.name, f.rq, &b.scratch)
 		count++
-		if len(b.events) >= burstBytes {
-			return takenAll
-		}
-		return taken
+		return b.flush(f.events)
 	})
 	if err != nil {
 		return f.readFailed(w, err)
@@ -310,11 +307,8 @@ func (f *prefixFollower) burst(ctx context.Context, w *followed) (more bool, err
 		return false, nil
 	}
 	w.next, f.stale = at.next, true
-	if len(b.events) == 0 {
-		return true, nil
-	}
 	f.s.m.records.WithLabelValues(recordsOut).Add(float64(count))
-	return true, f.events.send(b.events)
+	return at.next < at.HighWatermark, b.rest(f.events)
 }
 
 // readFailed deals with an error of a read of one stream.

@@ -322,6 +322,9 @@ type page struct {
 	body  []byte
 	count int
 	span
+
+	flushed bool  // a part was sent
+	sendErr error // of sending it
 }
 
 // take decides about a record that was just appended to the body, which had size bytes before.
@@ -333,6 +336,24 @@ func (p *page) take(size int, rq *readRequest, maxBytes int) verdict {
 	p.count++
 	if p.count == rq.limit {
 		return takenAll
+	}
+	return taken
+}
+
+// takeAndSend is take for a reply without a limit of bytes: what is too much for one piece is sent.
+func (p *page) takeAndSend(x *exchange, rq *readRequest, pieceBytes int) verdict {
+	p.count++
+	if len(p.body) >= pieceBytes {
+		p.flushed = true
+		if p.send(x) != nil {
+			return takenAll
+		}
+	}
+	switch {
+	case p.count == rq.limit:
+		return takenAll
+	case p.flushed:
+		return lastBatch
 	}
 	return taken
 }
@@ -523,18 +544,16 @@ func (s *Server) readStreamed(x *exchange, t *target, rq *readRequest, from int6
 	h.Set("Trailer", headerNextOffset+", "+headerClosed)
 	next, left := from, *rq
 	for sent := 0; ; {
-		p, err := s.streamedPage(ctx, t.id, next, &left)
+		p, err := s.streamedPage(x, t.id, next, &left)
 		if err != nil {
 			return readProblem(err, p.Offsets)
 		}
 		next = p.next
 		sent += len(p.body)
 		s.m.records.WithLabelValues(recordsOut).Add(float64(p.count))
-		if len(p.body) > 0 {
-			if _, err := x.Write(p.body); err != nil {
-				x.cut(err)
-				return nil
-			}
+		if err := p.send(x); err != nil {
+			x.cut(err)
+			return nil
 		}
 		if left.limit -= p.count; rq.limit > 0 && left.limit <= 0 || p.count == 0 || next >= rq.to || rq.maxBytes > 0 && sent >= rq.maxBytes {
 			break
@@ -571,7 +590,7 @@ func (s *Server) readPolled(x *exchange, t *target, rq *readRequest, from int64)
 		return err
 	}
 	defer held.release()
-	p, err := s.streamedPage(x.r.Context(), t.id, from, rq)
+	p, err := s.streamedPage(x, t.id, from, rq)
 	if err != nil {
 		return readProblem(err, p.Offsets)
 	}
@@ -590,9 +609,19 @@ func (s *Server) readPolled(x *exchange, t *target, rq *readRequest, from int64)
 	return x.writeBody(http.StatusOK, p.body)
 }
 
-// streamedPage reads the next piece of a reply that is streamed.
-func (s *Server) streamedPage(ctx context.Context, id streamstore.StreamID, from int64, rq *readRequest) (p page, err error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+// send sends what is in the body and empties it.
+func (p *page) send(x *exchange) error {
+	if p.sendErr == nil && len(p.body) > 0 {
+		_, p.sendErr = x.Write(p.body)
+		p.body = p.body[:0]
+	}
+	return p.sendErr
+}
+
+// streamedPage reads the next piece of a reply that is streamed. If that has no limit of bytes, a piece ends with a batch,
+// and parts of it may be sent already.
+func (s *Server) streamedPage(x *exchange, id streamstore.StreamID, from int64, rq *readRequest) (p page, err error) {
+	ctx, cancel := context.WithTimeout(x.r.Context(), readTimeout)
 	defer cancel()
 	maxBytes := streamedPage
 	if rq.maxBytes > 0 {
@@ -602,7 +631,10 @@ func (s *Server) streamedPage(ctx context.Context, id streamstore.StreamID, from
 		p.span, err = s.eachRecord(ctx, id, from, rq.to, maxBytes, func(r *kafkaproto.RecordView) verdict {
 			size := len(p.body)
 			p.body = append(appendRecord(p.body, r, "", rq.values), '\n')
-			return p.take(size, rq, maxBytes)
+			if rq.maxBytes > 0 || rq.live != "" {
+				return p.take(size, rq, maxBytes)
+			}
+			return p.takeAndSend(x, rq, maxBytes)
 		})
 		return p, err
 	}

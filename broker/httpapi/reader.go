@@ -40,13 +40,15 @@ func (e *unreadableError) Unwrap() error { return e.cause }
 type verdict int8
 
 const (
-	taken    verdict = iota // go on
-	takenAll                // taken, and no more are wanted
-	refused                 // left to the next read
+	taken     verdict = iota // go on
+	lastBatch                // taken; go on to the end of this batch
+	takenAll                 // taken, and no more are wanted
+	refused                  // left to the next read
 )
 
 // eachRecord calls fn with the records from offset from on, all below to and below the high watermark, until fn wants no
-// more. room bounds the bytes read from the store at a time. The record is valid during the call.
+// more. A batch is decoded from its beginning each time that a read begins in it, so readers who want all of it should not
+// stop inside. room bounds the bytes read from the store at a time. The record is valid during the call.
 //
 // Errors are those of Store.Read, and *unreadableError; they come only if no record was read before, else the next read
 // meets them.
@@ -90,6 +92,7 @@ func (at *span) eachInBatch(batch kafkaproto.RecordBatch, to int64, fn func(*kaf
 		at.next = end
 		return true, nil
 	}
+	more = true
 	it := kafkaproto.NewRecordIterator(batch, expandLimits)
 	defer it.Close()
 	for it.Next() {
@@ -105,15 +108,16 @@ func (at *span) eachInBatch(batch kafkaproto.RecordBatch, to int64, fn func(*kaf
 		if v != refused {
 			at.next = r.Offset + 1
 		}
-		if v != taken {
+		if v == takenAll || v == refused {
 			return false, nil
 		}
+		more = more && v != lastBatch
 	}
 	if err := it.Err(); err != nil {
 		return false, &unreadableError{offset: at.next, next: end, cause: err}
 	}
 	at.next = min(end, to) // offsets behind the last record, if compaction took records away
-	return at.next < to, nil
+	return more && at.next < to, nil
 }
 
 // readProblem translates an error of a read.

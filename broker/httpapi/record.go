@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -42,7 +43,83 @@ type recordIn struct {
 	Value       *string         `json:"value"`
 	ValueBase64 *base64In       `json:"value_base64"`
 	ValueJSON   json.RawMessage `json:"value_json"`
-	Headers     []headerIn      `json:"headers"`
+	Headers     headersIn       `json:"headers"`
+}
+
+// maxRecordHeaders bounds the headers of a record that comes as JSON. Decoded they take some ten times their text.
+const maxRecordHeaders = 10_000
+
+type headersIn []headerIn
+
+func (h *headersIn) UnmarshalJSON(text []byte) error {
+	*h = nil
+	if bytes.Equal(text, []byte("null")) {
+		return nil
+	}
+	return eachElement(json.NewDecoder(bytes.NewReader(text)), func(d *json.Decoder) error {
+		if len(*h) == maxRecordHeaders {
+			return fmt.Errorf("it has more than %d headers", maxRecordHeaders)
+		}
+		var header headerIn
+		err := d.Decode(&header)
+		*h = append(*h, header)
+		return err
+	})
+}
+
+// eachElement calls fn to decode each element of an array.
+func eachElement(d *json.Decoder, fn func(*json.Decoder) error) error {
+	if err := wantToken(d, json.Delim('[')); err != nil {
+		return err
+	}
+	for d.More() {
+		if err := fn(d); err != nil {
+			return err
+		}
+	}
+	return wantToken(d, json.Delim(']'))
+}
+
+func wantToken(d *json.Decoder, want json.Token) error {
+	got, err := d.Token()
+	if err == nil && got != want {
+		err = fmt.Errorf("%v at byte %d, want %v", got, d.InputOffset(), want)
+	}
+	return err
+}
+
+// eachRecordIn calls fn with each record of {"records": [...]}, one at a time: an array of records takes far more memory
+// than its text.
+func eachRecordIn(body []byte, fn func(i int, in *recordIn) error) error {
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := wantToken(d, json.Delim('{')); err != nil {
+		return err
+	}
+	i := 0
+	for d.More() {
+		if err := wantToken(d, "records"); err != nil {
+			return err
+		}
+		if i > 0 {
+			return errors.New("there are two arrays of records")
+		}
+		err := eachElement(d, func(d *json.Decoder) error {
+			var in recordIn
+			if err := d.Decode(&in); err != nil {
+				return err
+			}
+			i++
+			return fn(i-1, &in)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := wantToken(d, json.Delim('}')); err != nil {
+		return err
+	}
+	return nothingFollows(d, body)
 }
 
 type base64In []byte
@@ -91,14 +168,20 @@ func (t *timestampIn) UnmarshalJSON(text []byte) error {
 type headerIn struct{ name, value []byte }
 
 func (h *headerIn) UnmarshalJSON(text []byte) error {
-	var pair []bytesIn
+	var pair [3]json.RawMessage // elements that do not fit are dropped
 	if err := json.Unmarshal(text, &pair); err != nil {
 		return err
 	}
-	if len(pair) != 2 || pair[0] == nil {
+	var name, value bytesIn
+	if pair[1] != nil && pair[2] == nil {
+		if err := errors.Join(json.Unmarshal(pair[0], &name), json.Unmarshal(pair[1], &value)); err != nil {
+			return err
+		}
+	}
+	if name == nil {
 		return fmt.Errorf("header %s is not an array of a name and a value", shorten(string(text)))
 	}
-	h.name, h.value = pair[0], pair[1]
+	h.name, h.value = name, value
 	return nil
 }
 
@@ -135,7 +218,11 @@ func strictJSON(text []byte, into any) error {
 	if err := d.Decode(into); err != nil {
 		return err
 	}
-	if d.InputOffset() < int64(len(text)) && len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
+	return nothingFollows(d, text)
+}
+
+func nothingFollows(d *json.Decoder, text []byte) error {
+	if len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
 		return fmt.Errorf("something follows the JSON value at byte %d", d.InputOffset())
 	}
 	return nil

@@ -93,6 +93,10 @@ func allow(methods []string) string {
 
 // finish counts and logs a request that was answered.
 func (s *Server) finish(x *exchange) {
+	if x.r.ContentLength != 0 {
+		// For what the server still reads of the body, to use the connection again.
+		_ = x.rc.SetReadDeadline(time.Now().Add(s.opts.IOTimeout))
+	}
 	took := time.Since(x.began)
 	status := x.status
 	if status == 0 {
