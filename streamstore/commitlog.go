@@ -201,9 +201,9 @@ func newStateCodec() stateCodec {
 	return stateCodec{encoder, decoder}
 }
 
-// open checks and decompresses the state section of the object whose
-// header is h. tail is the object from the state section on.
-func (c stateCodec) open(where string, h *commitHeader, tail []byte) ([]byte, error) {
+// check checks the state section of the object whose header is h and returns it,
+// still compressed. tail is the object from the state section on.
+func (h *commitHeader) check(where string, tail []byte) ([]byte, error) {
 	at := commitHeaderSize + h.dataLength
 	corrupt := func(at int64, what string, found, expected any) ([]byte, error) {
 		return nil, &CorruptError{Where: where, Position: at, What: what, Found: found, Expected: expected}
@@ -218,12 +218,27 @@ func (c stateCodec) open(where string, h *commitHeader, tail []byte) ([]byte, er
 	if crc := crc32.Checksum(compressed, castagnoli); crc != h.stateCRC {
 		return corrupt(at, "state checksum", crc, h.stateCRC)
 	}
+	return compressed, nil
+}
+
+// open checks and decompresses the state section of the object whose header is h.
+// tail is the object from the state section on.
+func (c stateCodec) open(where string, h *commitHeader, tail []byte) ([]byte, error) {
+	compressed, err := h.check(where, tail)
+	if err != nil {
+		return nil, err
+	}
+	return c.decompress(where, h, compressed)
+}
+
+// decompress returns the Pebble batch of a state section that has been checked.
+func (c stateCodec) decompress(where string, h *commitHeader, compressed []byte) ([]byte, error) {
 	if len(compressed) == 0 {
 		return nil, nil
 	}
 	state, err := c.decoder.DecodeAll(compressed, nil)
 	if err != nil {
-		return corrupt(at, "state section", err, "zstd")
+		return nil, &CorruptError{Where: where, Position: commitHeaderSize + h.dataLength, What: "state section", Found: err, Expected: "zstd"}
 	}
 	return state, nil
 }

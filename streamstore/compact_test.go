@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -502,19 +503,30 @@ func TestCompactionBreaksOff(t *testing.T) {
 		p := startProcess(t, bucket, vfs.NewCrashableMem(), eager)
 		_, want := fill(t, p.Store, 4, 5, 900)
 		<-p.catalogue.ready
+		<-p.checkpoints.loaded
 		ctx, cancel := context.WithCancel(p.ctx)
-		calls := 0
+		var calls atomic.Int32
 		p.faults.SetHooks(func(objstore.Op, string) {
-			if calls++; calls == n {
+			if int(calls.Add(1)) == n {
 				p.link.dead.Store(true)
 				p.faults.Fail(faulty.Rule{Kind: faulty.Before, Times: -1})
 				cancel()
 			}
 		}, nil)
-		_, err := p.compactor.compact(ctx, p.catalogue.pick(p.opts.Now()))
+		ended := make(chan struct{})
+		result := async(func() error {
+			defer close(ended)
+			_, err := p.compactor.compact(ctx, p.catalogue.pick(p.opts.Now()))
+			return err
+		})
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		}
 		fs := p.kill()
 		cancel()
 		p.stop()
+		err := <-result
 		p = startProcess(t, bucket, fs, eager)
 		checkFill(t, p.Store, want)
 		checkUse(t, p.Store)

@@ -18,7 +18,9 @@
 // when an object is durable the database gets the extents that find the data there
 // and loses the tail rows. The state of a shard is a pure function of its commit
 // log, so a lost disk is rebuilt by replaying it (open.go), and a new writer fences
-// an old one by taking the next number under a higher epoch (commitlog.go).
+// an old one by taking the next number under a higher epoch (commitlog.go). Checkpoints
+// hold the metadata as of a commit, so that only the newest part of the log has to be
+// replayed, and kept (checkpoint.go, coldstart.go).
 //
 // The compactor (compact.go) merges the short runs of many objects into segments, where
 // a stream's batches lie together, and deletes objects of which the catalogue
@@ -57,5 +59,9 @@
 //   - Extents enter the index with the commit that makes their object known, and never
 //     again. So an object without a live byte stays dead, for every later writer.
 //   - The log number after a hole must not be claimed: a slow upload may still fill
-//     the hole and would then come before the claim.
+//     the hole and would then come before the claim. Nor may a writer leave a hole
+//     below its commits: a claim there would not stop it.
+//   - Nothing in the bucket is deleted because of what is not there. What a fenced
+//     writer deletes, late as it may be, must be what no new owner can need: see
+//     checkpoint.go.
 package streamstore

@@ -257,6 +257,40 @@ func TestClaimBelowTheEnd(t *testing.T) {
 	}
 }
 
+func flushing(o *Options) { o.Durability, o.FlushInterval = Remote, time.Millisecond }
+
+// A left-over of a dead writer lies above the claim of the next one, with a hole between
+// them. An opener that sees this much claims the hole's number, and whoever is the second
+// writer to go on from there must notice: they never both acknowledge.
+func TestClaimInHoleAboveClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket := objstore.NewMemory()
+		a := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
+		id := mustCreate(t, a.Store, "s")
+		mustAppend(t, a.Store, id, simpleBatch("0"))
+		flushOne(t, a.Store) // 2
+		lost := newGate(t)
+		gateCreates(a.faults, map[uint64]*gate{3: lost, 4: lost}, nil)
+		for i := range 3 { // of 3, 4 and 5 only 5 arrives
+			mustAppend(t, a.Store, id, simpleBatch(fmt.Sprint("lost", i)))
+			startFlush(t, a)
+		}
+		a.link.dead.Store(true)
+		b := startProcess(t, bucket, vfs.NewCrashableMem(), flushing) // claims 3
+		c := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
+		late := mustAppend(t, b.Store, id, simpleBatch("late"))
+		if err := late.Wait(context.Background()); !errors.Is(err, ErrFenced) {
+			t.Errorf("acknowledgement of the writer that lost the shard: %v", err)
+		}
+		wantFenced(t, b.Store, id)
+		mustAppend(t, c.Store, id, simpleBatch("1"))
+		flushOne(t, c.Store)
+		if got := readFresh(t, bucket, "s"); !slices.Equal(got, []string{"0", "1"}) {
+			t.Errorf("read %q", got)
+		}
+	})
+}
+
 // Of a dead writer's uploads a later one has arrived. The next writer claims the
 // number before it; every reader skips the left-over.
 func TestLeftOverOfDeadWriter(t *testing.T) {

@@ -42,8 +42,13 @@ type flusher struct {
 	durable  atomic.Uint64 // append number after the last in a durable commit
 	next     uint64        // number of the next log object
 	previous uint64        // number of the newest durable commit of the log
-	inflight []*commit     // sealed, not durable; in order
-	buffers  [][]byte      // object buffers to use again
+	// started is the highest number of a log object whose upload may have begun,
+	// completed that of the newest durable commit; read by others.
+	started, completed atomic.Uint64
+	// proved is a bootTime at which this writer is known to have owned the shard.
+	proved   atomic.Int64
+	inflight []*commit // sealed, not durable; in order
+	buffers  [][]byte  // object buffers to use again
 
 	tracked   *indexChange // being made; what is dropped meanwhile is noted in it
 	submitted bool         // tracked is complete and goes into the next commit
@@ -75,6 +80,7 @@ type commit struct {
 	forgotten []objectID
 	object    []byte // encoded; while sealed but not numbered: header room and data
 
+	began    time.Duration // bootTime at which its upload began
 	uploaded bool
 	// burned: the number is taken by a left-over of a fenced writer.
 	burned bool
@@ -356,6 +362,7 @@ func (f *flusher) start(ctx context.Context, c *commit) error {
 		c.header.previous = f.inflight[i-1].header.number
 	}
 	f.next++
+	f.started.Store(c.header.number)
 	derived, err := f.derivedRows(c)
 	if err != nil {
 		return err
@@ -449,17 +456,26 @@ const (
 // upload creates the commit's object, trying until that succeeded, was refused,
 // or ctx ended. It sets c.burned or c.err.
 func (f *flusher) upload(ctx context.Context, c *commit) {
-	started := bootTime()
+	c.began = bootTime()
 	err := f.create(ctx, c)
-	if err == nil && bootTime()-started >= f.store.opts.FenceCheckAfter {
-		// So late that the object may lie in a part of the log that a newer
-		// writer has filled, compacted and cleaned up.
+	if err == nil && f.late(c) {
+		// The object may lie in a part of the log that a newer writer has filled,
+		// covered by checkpoints and cleaned up.
 		err = retry(ctx, f.store.log, "looking for a newer writer", func() error { return f.store.checkFence(ctx, &c.header) })
 	}
 	c.burned = errors.Is(err, errBurned)
 	if !c.burned {
 		c.err = err
 	}
+}
+
+// late reports whether a newer writer may have cleaned up the commit's place in the log
+// before its upload succeeded: the upload took long, or nothing has proved for long that
+// this writer owns the shard, because it had nothing to write. What a newer writer
+// writes stays for DeleteGrace at least.
+func (f *flusher) late(c *commit) bool {
+	now, opts := bootTime(), &f.store.opts
+	return now-c.began >= opts.FenceCheckAfter || now-time.Duration(f.proved.Load()) >= opts.DeleteGrace/2
 }
 
 // errBurned: a log number is taken by a dead object.
@@ -597,6 +613,9 @@ func (f *flusher) complete(c *commit) error {
 	s.metrics.commits.Inc()
 	s.metrics.commitBytes.Add(float64(len(c.object)))
 	s.metrics.commitNumber.Set(float64(c.header.number))
+	f.completed.Store(c.header.number)
+	f.proved.Store(int64(c.began))
+	s.checkpoints.committed(&c.header, c.object[commitHeaderSize+c.header.dataLength:][:c.header.stateLen])
 	f.buffers = append(f.buffers, c.object[:0])
 	c.object = nil
 	if len(f.inflight) == 0 && len(f.waiting) == 0 {

@@ -53,7 +53,10 @@ func simpleBatch(payload string) []byte { return batchSpec{payload: []byte(paylo
 
 // testOptions are those of a store in memory that flushes only when told.
 func testOptions(bucket objstore.Bucket) Options {
-	return Options{Dir: "data", FS: vfs.NewCrashableMem(), Bucket: bucket, FlushInterval: time.Hour, BlockCacheBytes: 1 << 20}
+	return Options{
+		Dir: "data", FS: vfs.NewCrashableMem(), Bucket: bucket, FlushInterval: time.Hour, BlockCacheBytes: 1 << 20,
+		CheckpointCommits: 1 << 30, CheckpointInterval: 1e6 * time.Hour, // only when told
+	}
 }
 
 func mustOpen(t testing.TB, opts Options) *Store {

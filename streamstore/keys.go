@@ -17,6 +17,7 @@ import (
 //	l position                     newest commit applied to this database
 //	l claims                       nonces under which this database claimed
 //	l cache                        identity of the disk cache (16 bytes)
+//	l ahead                        append number that replay must reach, see coldstart.go
 //
 // Rows n, s and k change when a transaction is appended, in append order; rows
 // e, p and g change when a commit becomes durable, in commit order. The two sets
@@ -37,6 +38,7 @@ var (
 	keyPosition = []byte("l position")
 	keyClaims   = []byte("l claims")
 	keyCache    = []byte("l cache")
+	keyAhead    = []byte("l ahead")
 )
 
 func nameKey(name string) []byte { return append([]byte{prefixName}, name...) }

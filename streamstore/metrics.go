@@ -30,6 +30,10 @@ type metrics struct {
 	compactionWritten  prometheus.Counter
 	objectsDeleted     prometheus.Counter
 	deleteFailures     prometheus.Counter
+
+	checkpoints        prometheus.Counter
+	checkpointBytes    prometheus.Counter
+	checkpointFailures prometheus.Counter
 }
 
 // gaugeValue is a gauge that its owner can read back.
@@ -64,6 +68,9 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	m.compactionWritten = counter("compaction_written_bytes_total", "Bytes of segments that compaction wrote to the bucket.")
 	m.objectsDeleted = counter("deleted_objects_total", "Objects without live records that were deleted from the bucket.")
 	m.deleteFailures = counter("delete_failures_total", "Deletions of objects that failed and are tried again.")
+	m.checkpoints = counter("checkpoints_total", "Checkpoints written to the bucket.")
+	m.checkpointBytes = counter("checkpoint_bytes_total", "Bytes of checkpoints written to the bucket.")
+	m.checkpointFailures = counter("checkpoint_failures_total", "Failed attempts to write or delete checkpoints.")
 	return m
 }
 
@@ -93,6 +100,9 @@ func (m *metrics) observe(s *Store) {
 	gauge("memtable_bytes", "Memory of the local database's memtables, bounded by their size and number.", func() float64 { return float64(s.db.Metrics().MemTable.Size) })
 	gauge("block_cache_bytes", "Memory of the local database's block cache, which may use what its memtables leave of theirs.", func() float64 { return float64(s.db.Metrics().BlockCache.Size) })
 	gauge("database_disk_bytes", "Size of the local database on disk, its log included.", func() float64 { return float64(s.db.Metrics().DiskSpaceUsage()) })
+	gauge("checkpoint_age_seconds", "Time since the newest checkpoint was made, 0 if there is none.", func() float64 { return s.checkpoints.age().Seconds() })
+	gauge("checkpoint_pending_bytes", "Changes of metadata in the log since the newest checkpoint.", func() float64 { return float64(s.checkpoints.pendingBytes()) })
+	gauge("covered_commit", "Log objects below this number are not needed any more to rebuild the store.", func() float64 { return float64(s.coveredBelow()) })
 	gauge("failed", "1 if the store takes no more writes.", func() float64 {
 		if s.Err() != nil {
 			return 1

@@ -26,6 +26,8 @@ type Recovery struct {
 	TailAppends     int           // unflushed appends and transactions found on the disk
 	SetAside        string        // file with unflushed appends and transactions that could not be kept; "" if none
 	SetAsideAppends int           // how many
+	Checkpoint      uint64        // commit of the checkpoint from which the local database was rebuilt; 0 if it was not
+	FetchedBytes    int64         // read from the bucket: parts of the checkpoint and objects of the log
 	Took            time.Duration // from start to claimed
 }
 
@@ -33,13 +35,16 @@ type Recovery struct {
 // that takes writes. It waits for a bucket that is throttled or unreachable until
 // ctx ends.
 //
-//  1. Open the local database; it has followed the log up to its position row.
+//  1. Open the local database; it has followed the log up to its position row. If it
+//     is new, or log objects after its position may have been cleaned up already,
+//     rebuild it from the newest checkpoint (coldstart.go).
 //  2. Follow the log: apply every live object after that position. One of our own
 //     (its nonce is in the claims row) covers a part of the local tail. One of
 //     another writer while we hold a tail means that the tail never happened:
 //     set it aside in a file, begin again with an empty database.
 //  3. Claim: write down the new nonce, create the next object with a higher epoch;
-//     if its number is taken, go back to 2. Then look again for a higher epoch.
+//     if its number is taken, go back to 1. Then look again for a higher epoch, and
+//     for checkpoints above the claim.
 //  4. Load the tail into memory and go on.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	opts.EnsureDefaults()
@@ -62,6 +67,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	s.queue.signal = make(chan struct{}, 1)
 	s.appender = appender{store: s, syncing: make(chan appendGroup, maxSyncingGroups)}
 	s.flusher = newFlusher(s)
+	s.checkpoints = newCheckpointer(s)
 	started := bootTime()
 	if err := s.recoverOrFail(ctx); err != nil {
 		s.cancel()
@@ -73,7 +79,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		}
 		return nil, errors.Join(err, s.lock.Close())
 	}
-	s.recovery.Took = bootTime() - started
+	s.recovery.Took, s.recovery.FetchedBytes = bootTime()-started, s.fetchedBytes.Load()
 	s.metrics.observe(s)
 	s.start()
 	return s, nil
@@ -102,16 +108,19 @@ func (s *Store) recover(ctx context.Context) error {
 	if err := s.openDatabase(); err != nil {
 		return err
 	}
-	err := s.followAndClaim(ctx)
-	if errors.Is(err, errForeignClaim) {
-		if err = s.setTailAside(); err == nil {
-			err = s.followAndClaim(ctx)
+	for {
+		err := s.followAndClaim(ctx)
+		switch {
+		case errors.Is(err, errForeignClaim):
+			if err := s.setTailAside(); err != nil {
+				return err
+			}
+		case err == nil:
+			return s.openDiskCache()
+		case !errors.Is(err, errClaimLost):
+			return err
 		}
 	}
-	if err != nil {
-		return err
-	}
-	return s.openDiskCache()
 }
 
 // lockBucket keeps a second writer of this machine away from a bucket folder. With
@@ -131,8 +140,19 @@ func (s *Store) lockBucket() (err error) {
 	return nil
 }
 
+// followAndClaim brings the database to the end of the log and claims the shard.
 func (s *Store) followAndClaim(ctx context.Context) error {
+	checkpoints, err := s.prepareDisk(ctx)
+	if err != nil {
+		return err
+	}
 	f, err := s.followLog(ctx)
+	if err == nil {
+		err = f.checkReached(checkpoints)
+	}
+	if errors.Is(err, ErrCorrupt) {
+		return s.cleanedMeanwhile(ctx, checkpoints, err)
+	}
 	if err != nil {
 		return err
 	}

@@ -91,6 +91,18 @@ type Options struct {
 	// FenceCheckAfter: an upload that took longer looks for a newer writer
 	// before anything is acknowledged. Default 10 s.
 	FenceCheckAfter time.Duration
+	// CheckpointBytes: a checkpoint is made when the changes of metadata since the
+	// last one, as they are in the log, have this many bytes. Default 4 MiB.
+	CheckpointBytes int64
+	// CheckpointCommits: a checkpoint is made after this many commits. A start with
+	// an empty disk reads at most about twice this many log objects. Default 256.
+	CheckpointCommits int
+	// CheckpointInterval: a checkpoint is made when the last one is this old and there
+	// were commits since. Default 10 min.
+	CheckpointInterval time.Duration
+	// CheckpointBandwidth bounds the bytes per second at which the tables of a
+	// checkpoint are built and uploaded. Default 32 MiB/s.
+	CheckpointBandwidth int64
 	// MinFreeBytes: with less free space on the disk of Dir, appends are
 	// refused with ErrBackpressure. Default 256 MiB; negative: no check.
 	MinFreeBytes int64
@@ -132,6 +144,10 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.ProducerExpiry, 24*time.Hour)
 	setDefault(&o.RetentionInterval, 5*time.Minute)
 	setDefault(&o.FenceCheckAfter, 10*time.Second)
+	setDefault(&o.CheckpointBytes, 4<<20)
+	setDefault(&o.CheckpointCommits, 256)
+	setDefault(&o.CheckpointInterval, 10*time.Minute)
+	setDefault(&o.CheckpointBandwidth, 32<<20)
 	setDefault(&o.MinFreeBytes, 256<<20)
 	if o.Now == nil {
 		o.Now = time.Now
@@ -171,6 +187,10 @@ func (o *Options) Validate() error {
 	check(o.CompactionBytes > 0, "compaction bytes must be positive, not %d", o.CompactionBytes)
 	check(o.CompactionMemory >= 1<<20, "compaction memory must be at least 1 MiB, not %d bytes", o.CompactionMemory)
 	check(o.ProducerExpiry > 0, "producer expiry must be positive, not %v", o.ProducerExpiry)
+	check(o.CheckpointBytes > 0, "checkpoint bytes must be positive, not %d", o.CheckpointBytes)
+	check(o.CheckpointCommits > 0, "checkpoint commits must be positive, not %d", o.CheckpointCommits)
+	check(o.CheckpointInterval > 0, "checkpoint interval must be positive, not %v", o.CheckpointInterval)
+	check(o.CheckpointBandwidth > 0, "checkpoint bandwidth must be positive, not %d", o.CheckpointBandwidth)
 	check(o.RetentionInterval > 0, "retention interval must be positive, not %v", o.RetentionInterval)
 	return errors.Join(errs...)
 }

@@ -29,6 +29,7 @@ type follower struct {
 	highest  uint64            // highest epoch seen, in dead objects too
 	dead     map[uint64]uint64 // dead objects above position: their number and the one they follow
 	orphan   *commitHeader     // dead object that knows a live one above position; nil if there is none
+	ahead    uint64            // replay must reach this append number (see checkpoint.go)
 }
 
 // maxReplayFetches bounds the log objects fetched at a time, so that a restart
@@ -57,6 +58,15 @@ func (s *Store) newFollower() (*follower, error) {
 	if ok {
 		if f.position, err = decodePosition(value); err != nil {
 			return nil, fmt.Errorf("position row: %w", err)
+		}
+	}
+	ahead, ok, err := s.getRow(keyAhead)
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		if f.ahead, err = decodeAhead(ahead); err != nil {
+			return nil, err
 		}
 	}
 	claims, _, err := s.getRow(keyClaims)
@@ -220,14 +230,29 @@ const smallObjectBytes = 256 << 10
 
 func (s *Store) fetchState(ctx context.Context, info objstore.ObjectInfo) (f fetched) {
 	f.name = info.Name
-	f.err = retry(ctx, s.log, "reading the commit log", func() (err error) {
-		f.header, f.state, err = s.readState(ctx, info)
-		return err
-	})
+	compressed, err := s.fetchSection(ctx, info, &f.header)
+	if err == nil {
+		f.state, err = s.codec.decompress(info.Name, &f.header, compressed)
+	}
+	f.err = err
 	return f
 }
 
-func (s *Store) readState(ctx context.Context, info objstore.ObjectInfo) (h commitHeader, state []byte, err error) {
+// fetchSection reads header and state section, still compressed, of a log object that
+// was listed, until that succeeds. That the object is gone is a *CorruptError: either
+// somebody removed it, or a checkpoint covers it and its owner cleaned it up.
+func (s *Store) fetchSection(ctx context.Context, info objstore.ObjectInfo, h *commitHeader) (compressed []byte, err error) {
+	err = retry(ctx, s.log, "reading the commit log", func() (err error) {
+		*h, compressed, err = s.readSection(ctx, info)
+		if errors.Is(err, objstore.ErrNotFound) {
+			err = &CorruptError{Where: s.opts.Bucket.Location() + "/" + info.Name, What: "log object", Found: "missing", Expected: "present, because it was listed"}
+		}
+		return err
+	})
+	return compressed, err
+}
+
+func (s *Store) readSection(ctx context.Context, info objstore.ObjectInfo) (h commitHeader, compressed []byte, err error) {
 	if info.Size < commitHeaderSize {
 		return h, nil, &CorruptError{Where: info.Name, What: "object size", Found: info.Size, Expected: fmt.Sprintf("at least %d", commitHeaderSize)}
 	}
@@ -237,6 +262,7 @@ func (s *Store) readState(ctx context.Context, info objstore.ObjectInfo) (h comm
 		if err != nil {
 			return h, nil, err
 		}
+		s.fetchedBytes.Add(int64(len(object)))
 		if h, err = s.decodeOwnHeader(info.Name, object); err != nil {
 			return h, nil, err
 		}
@@ -254,9 +280,10 @@ func (s *Store) readState(ctx context.Context, info objstore.ObjectInfo) (h comm
 		if tail, err = s.opts.Bucket.GetRange(ctx, info.Name, commitHeaderSize+h.dataLength, h.stateLen+commitFooterSize); err != nil {
 			return h, nil, err
 		}
+		s.fetchedBytes.Add(commitHeaderSize + int64(len(tail)))
 	}
-	state, err = s.codec.open(info.Name, &h, tail)
-	return h, state, err
+	compressed, err = h.check(info.Name, tail)
+	return h, compressed, err
 }
 
 // readCommitHeader reads the header of a log object. A *CorruptError means that the
@@ -349,32 +376,33 @@ func deleteTail(batch *pebble.Batch, h *commitHeader) error {
 
 // claim creates the next log object under a higher epoch. From then on every
 // commit of an older writer is refused by the bucket or skipped by readers.
+// errClaimLost: another writer was faster; look at the bucket again and start over.
 func (s *Store) claim(ctx context.Context, f *follower) (position, error) {
-	for {
-		h, err := s.prepareClaim(f)
-		if err != nil {
-			return position{}, err
-		}
-		won, err := s.createClaim(ctx, &h)
-		if err != nil {
-			return position{}, err
-		}
-		if won {
-			// What was left behind above the claim is dead; a newer writer above it wins.
-			f.position, f.newest = positionOf(&h), max(f.newest, h.number)
-			newer, err := s.newerWriter(ctx, &h, f)
-			if err != nil {
-				return position{}, err
-			}
-			if !newer {
-				return f.position, s.adoptClaim(f, &h)
-			}
-			s.log.Info("another writer claimed the shard at the same time, trying again", zap.Uint64("epoch", h.epoch))
-		}
-		if f, err = s.followLog(ctx); err != nil {
-			return position{}, err
-		}
+	h, err := s.prepareClaim(f)
+	if err != nil {
+		return position{}, err
 	}
+	began := bootTime()
+	won, err := s.createClaim(ctx, &h)
+	if err != nil {
+		return position{}, err
+	}
+	if !won {
+		return position{}, errClaimLost
+	}
+	// What was left behind above the claim is dead; a newer writer above it wins.
+	f.position = positionOf(&h)
+	newer, err := s.newerWriter(ctx, &h)
+	if err != nil {
+		return position{}, err
+	}
+	if newer {
+		s.lostClaim = max(s.lostClaim, h.number)
+		s.log.Info("another writer has gone on from where this one claimed the shard, trying again", zap.Uint64("epoch", h.epoch))
+		return position{}, errClaimLost
+	}
+	s.flusher.proved.Store(int64(began))
+	return f.position, s.adoptClaim(f, &h)
 }
 
 // prepareClaim writes the claim's nonce down before the claim can exist, so that
@@ -427,8 +455,11 @@ func (s *Store) createClaim(ctx context.Context, h *commitHeader) (won bool, err
 
 // newerWriter looks above mine for marks of a writer that mine must give way to: one
 // of a higher epoch, one that took the same epoch, or one that has seen the log go on
-// beyond the number that mine took. With f, it also notes which numbers are taken.
-func (s *Store) newerWriter(ctx context.Context, mine *commitHeader, f *follower) (newer bool, err error) {
+// beyond the number that mine took. A checkpoint of mine's number or a higher one is
+// such a mark as well: mine lies in a hole where objects were covered by checkpoints and
+// cleaned up. (Log objects are deleted only below the second newest checkpoint, so
+// where they are gone as marks, checkpoints are there.)
+func (s *Store) newerWriter(ctx context.Context, mine *commitHeader) (newer bool, err error) {
 	scan := follower{store: s, newest: mine.number}
 	infos, err := scan.list(ctx)
 	if err != nil {
@@ -438,23 +469,28 @@ func (s *Store) newerWriter(ctx context.Context, mine *commitHeader, f *follower
 		var h commitHeader
 		err := retry(ctx, s.log, "reading the commit log", func() (err error) {
 			h, err = s.readCommitHeader(ctx, info.Name)
+			if errors.Is(err, objstore.ErrNotFound) {
+				h, err = commitHeader{nonce: mine.nonce}, nil // cleaned up since: the checkpoints tell
+			}
 			return err
 		})
 		if err != nil {
 			return false, err
 		}
-		if f != nil {
-			f.newest = max(f.newest, h.number)
-		}
 		newer = newer || h.nonce != mine.nonce && (h.epoch >= mine.epoch || h.durable >= mine.number)
 	}
-	return newer, nil
+	// After the log: what is missing there was deleted after these were published.
+	checkpoints, err := s.listCheckpoints(ctx)
+	if n := len(checkpoints); n > 0 && checkpoints[n-1] >= mine.number {
+		newer = true
+	}
+	return newer, err
 }
 
 // checkFence is for a writer that was very slow with its commit: ErrFenced if a
 // newer writer has left a mark above it.
 func (s *Store) checkFence(ctx context.Context, mine *commitHeader) error {
-	newer, err := s.newerWriter(ctx, mine, nil)
+	newer, err := s.newerWriter(ctx, mine)
 	if err == nil && newer {
 		err = fmt.Errorf("%w: found above object %d while this writer was stalled", ErrFenced, mine.number)
 	}
@@ -471,12 +507,20 @@ func (s *Store) adoptClaim(f *follower, h *commitHeader) error {
 	if err := batch.Set(keyClaims, h.nonce[:], nil); err != nil {
 		return err
 	}
+	if err := batch.Delete(keyAhead, nil); err != nil {
+		return err
+	}
 	if err := s.db.Apply(batch, pebble.Sync); err != nil {
 		return err
 	}
 	s.epoch, s.nonce = h.epoch, h.nonce
-	s.flusher.next, s.flusher.previous = f.newest+1, h.number
+	// Not behind what was left behind above the claim: a hole below this writer's
+	// commits would be free for the claim of one that has not seen them.
+	s.flusher.next, s.flusher.previous = h.number+1, h.number
 	s.recovery.Epoch, s.recovery.Commit = h.epoch, h.number
+	s.flusher.started.Store(s.flusher.next - 1)
+	s.flusher.completed.Store(h.number)
+	s.checkpoints.begin(f.position)
 	s.metrics.commitNumber.Set(float64(h.number))
 	return nil
 }

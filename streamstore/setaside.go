@@ -33,6 +33,17 @@ func (s *Store) setTailAside() error {
 	if err != nil {
 		return fmt.Errorf("setting unflushed records aside: %w", err)
 	}
+	if err := s.replaceDatabase(); err != nil {
+		return err
+	}
+	s.recovery = Recovery{SetAside: name, SetAsideAppends: n}
+	s.log.Error("another writer has claimed this shard since this disk was used; its unflushed records are not part of the log any more and were set aside",
+		zap.String("file", name), zap.Int("appends", n))
+	return nil
+}
+
+// replaceDatabase begins again with an empty database.
+func (s *Store) replaceDatabase() error {
 	db := s.db
 	s.db = nil // closed once, whatever comes of it
 	if err := errors.Join(s.witness.close(), db.Close()); err != nil {
@@ -41,9 +52,6 @@ func (s *Store) setTailAside() error {
 	if err := s.discardDatabase(); err != nil {
 		return fmt.Errorf("removing the outdated database: %w", err)
 	}
-	s.recovery = Recovery{SetAside: name, SetAsideAppends: n}
-	s.log.Error("another writer has claimed this shard since this disk was used; its unflushed records are not part of the log any more and were set aside",
-		zap.String("file", name), zap.Int("appends", n))
 	return s.openDatabase()
 }
 

@@ -43,6 +43,10 @@ type Store struct {
 
 	prefixes prefixWatches
 
+	checkpoints  *checkpointer
+	fetchedBytes atomic.Int64 // read from the bucket by recovery
+	lostClaim    uint64       // highest number of a log object that was to be this writer's claim and is not
+
 	meta         sync.Mutex // serialises transactions
 	pendingNames pendingNames
 	nextStream   uint64 // counter part of the next stream id; guarded by meta
@@ -85,6 +89,7 @@ func (s *Store) start() {
 	s.background(func() { s.flusher.run(s.ctx) })
 	s.background(func() { s.compactor.run(s.ctx) })
 	s.background(func() { s.runRetention(s.ctx) })
+	s.background(func() { s.checkpoints.run(s.ctx) })
 }
 
 func (s *Store) background(f func()) {
@@ -163,8 +168,11 @@ func (s *Store) Stats() Stats {
 }
 
 // Flush returns when everything appended before the call is in the bucket.
-func (s *Store) Flush(ctx context.Context) error {
-	r := &flushRequest{target: s.queue.nextNumber(), done: make(chan struct{})}
+func (s *Store) Flush(ctx context.Context) error { return s.flushTo(ctx, s.queue.nextNumber()) }
+
+// flushTo returns when everything below an append number is in the bucket.
+func (s *Store) flushTo(ctx context.Context, target uint64) error {
+	r := &flushRequest{target: target, done: make(chan struct{})}
 	select {
 	case s.flusher.requests <- r:
 	case <-s.failed:

@@ -1,0 +1,850 @@
+package streamstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/sstable"
+	"go.uber.org/zap"
+
+	"github.com/brookletmq/brooklet/objstore"
+)
+
+// Checkpoints bound what a start with an empty disk reads, and with that which log
+// objects must be kept.
+//
+// A checkpoint is a base, the rows of the database as tables, and bundles of the state
+// sections of the commits since. Most checkpoints add one bundle to the one before, so
+// their cost is what has changed. When the bundles have become as large as the base, a
+// new base is written; so a start reads at most about twice the live metadata, and all
+// bases together cost no more than the changes that led to them. Bundles of one size
+// are merged, so that there are few.
+//
+// Why a base is right although the database runs ahead of the log. The base is a
+// snapshot of the database taken at any time. Its rows e, g and p are those of commit N,
+// the position in the snapshot, because a commit's completion changes them and the
+// position at once. Its rows n, s and k are those after all appends below A, the end of
+// the tail in the snapshot, because a transaction changes them and the tail at once.
+// Replaying the commits after N over it gives the state of each later commit M whose
+// appends go to A or beyond: a row e, g or p has seen exactly the commits up to M. A row
+// n, s or k that an append between N's end and M's end changes has the value of the
+// last such change, because each change sets or deletes the whole row and replay ends
+// with that change; a row that none of them changes has been the same since N, because
+// changes after N's end and below A are among them. So the manifest, which says A, is
+// written when the commits up to A are durable.
+//
+// Deletion. Checkpoints that are older than the two newest ones are deleted, and so are
+// the parts that no other manifest names, and log objects below the older of the two may
+// be (coveredBelow). Two things must hold for that to be safe against others:
+//
+//   - A reader that found an old checkpoint has Options.DeleteGrace to read it.
+//   - A writer that was fenced and does not know it yet must not delete what a new
+//     owner builds upon. The new owner builds upon the newest checkpoint that it finds
+//     after its claim. So nothing is deleted before a commit whose upload began after
+//     the two newest checkpoints were seen has become durable: whoever claims the
+//     shard does so after that commit, finds these two checkpoints, and names parts
+//     of the newer one, or of later ones, only. From then on it does not matter when
+//     the deletion happens.
+//
+// Parts whose manifest was never written, after a crash or an error, stay behind. They
+// are not looked for here: their names tell the writer, and a person can remove them.
+type checkpointer struct {
+	store  *Store
+	signal chan struct{} // capacity 1: a commit was completed that makes a checkpoint due
+	loaded chan struct{} // closed when the checkpoints in the bucket are known
+
+	mu struct {
+		sync.Mutex
+		pending []byte // bundle body of the newest commits
+		after   uint64 // commit before the first in pending
+		newest  position
+		commits int   // since the newest checkpoint
+		bytes   int64 // of their state sections
+
+		kept    uint64 // commit number of the second newest checkpoint, 0 if there is none
+		fence   uint64 // a durable commit of this number or higher proves that it counts
+		covered uint64 // see coveredBelow
+		created int64  // of the newest checkpoint, ms since 1970; 0 if there is none
+	}
+
+	// work serialises the making of checkpoints and guards what follows.
+	work      sync.Mutex
+	newest    *manifest // to build upon; nil: begin with a base
+	sequence  uint64    // of the next part's name
+	lastTried time.Time
+	backoff   time.Duration
+
+	manifests map[uint64]*manifest // of those in the bucket, as far as known; nil: damaged
+	obsolete  map[uint64]time.Time // since when a checkpoint is older than the two newest ones
+	doomed    []string             // parts of deleted checkpoints, still to be deleted
+}
+
+const (
+	// partTarget is the size at which a part is closed.
+	partTarget = 32 << 20
+	// maxPartBytes bounds a part: one with a single huge state section or row.
+	maxPartBytes = 4 << 30
+	// minBaseBytes: bundles up to this size do not make a new base due.
+	minBaseBytes = 8 << 20
+	// maxPendingBytes bounds the state sections kept in memory; what is dropped is read
+	// back from the log.
+	maxPendingBytes = 16 << 20
+	// maxReadBack: with more log objects to read than this, a base is made instead.
+	maxReadBack = 4096
+	// bundleFanout bundles of one level become one of the next.
+	bundleFanout = 8
+
+	checkpointBackoffMin = time.Second
+	checkpointBackoffMax = 5 * time.Minute
+)
+
+func newCheckpointer(s *Store) *checkpointer {
+	return &checkpointer{
+		store:     s,
+		signal:    make(chan struct{}, 1),
+		loaded:    make(chan struct{}),
+		manifests: make(map[uint64]*manifest),
+		obsolete:  make(map[uint64]time.Time),
+	}
+}
+
+// begin tells the position of the claim. Nothing runs yet.
+func (c *checkpointer) begin(claim position) {
+	c.mu.after, c.mu.newest = claim.number, claim
+}
+
+// committed takes the state section of a commit that is durable and applied. Called in
+// commit order.
+func (c *checkpointer) committed(h *commitHeader, compressed []byte) {
+	c.mu.Lock()
+	if len(c.mu.pending) > 0 && len(c.mu.pending)+commitHeaderSize+len(compressed) > maxPendingBytes {
+		c.mu.pending, c.mu.after = nil, h.previous
+	}
+	c.mu.pending = appendSection(c.mu.pending, h, compressed)
+	c.mu.newest = positionOf(h)
+	c.mu.commits++
+	c.mu.bytes += int64(commitHeaderSize + len(compressed))
+	due := c.dueLocked()
+	c.mu.Unlock()
+	if due {
+		c.wake()
+	}
+}
+
+func (c *checkpointer) wake() {
+	select {
+	case c.signal <- struct{}{}:
+	default:
+	}
+}
+
+// dueLocked: enough has changed for a checkpoint.
+func (c *checkpointer) dueLocked() bool {
+	return c.mu.bytes >= c.store.opts.CheckpointBytes || c.mu.commits >= c.store.opts.CheckpointCommits
+}
+
+// coveredBelow is the number below which log objects are not needed to rebuild the
+// shard, even if the newest checkpoint is damaged: the commit of the second newest one,
+// whose object itself is kept, because it proves which log a checkpoint belongs to. 0
+// until there are two.
+func (s *Store) coveredBelow() uint64 {
+	c := s.checkpoints
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.advanceLocked()
+	return c.mu.covered
+}
+
+// run is the checkpointer's goroutine. It ends when ctx does or the store fails.
+func (c *checkpointer) run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c.store.background(func() {
+		select {
+		case <-c.store.failed:
+		case <-ctx.Done():
+		}
+		cancel()
+	})
+	if err := c.load(ctx); err != nil {
+		return // ctx ended
+	}
+	close(c.loaded)
+	for {
+		timer := time.NewTimer(c.untilDue())
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-c.signal:
+			timer.Stop()
+		case <-timer.C:
+		}
+		if c.untilDue() <= 0 {
+			if err := c.make(ctx); err != nil && ctx.Err() == nil {
+				c.store.log.Warn("making a checkpoint failed, trying again later", zap.Error(err))
+			}
+		}
+		c.cleanUp(ctx)
+	}
+}
+
+// untilDue is the time until the next checkpoint is due, as far as is known now.
+func (c *checkpointer) untilDue() time.Duration {
+	c.work.Lock()
+	since, backoff := time.Since(c.lastTried), c.backoff
+	c.work.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case backoff > 0:
+		return backoff - since
+	case c.dueLocked():
+		return 0
+	}
+	wait := c.store.opts.CheckpointInterval - since
+	if wait <= 0 && c.mu.commits == 0 {
+		wait = c.store.opts.CheckpointInterval
+	}
+	return wait
+}
+
+// load finds the checkpoints that are in the bucket. It happens after the claim, which
+// the rules of deletion rely on.
+func (c *checkpointer) load(ctx context.Context) error {
+	c.work.Lock()
+	defer c.work.Unlock()
+	c.lastTried = time.Now()
+	seen, err := c.find(ctx)
+	for err == nil && len(seen.kept) > 0 {
+		newest, present := seen.kept[0], false
+		if present, err = c.partsPresent(ctx, newest); present || err != nil {
+			break
+		}
+		c.store.log.Warn("parts of a checkpoint are missing", zap.Uint64("commit", newest.position.number))
+		c.distrust(newest.position.number)
+		seen, err = c.find(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	c.note(seen)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	from := uint64(0)
+	if len(seen.kept) > 0 && seen.kept[0].position.number <= c.mu.newest.number {
+		c.newest, from = seen.kept[0], seen.kept[0].position.number
+	}
+	// The claims of a store that nobody uses do not make checkpoints due.
+	c.mu.commits += int(c.mu.after-from) - 1
+	if c.dueLocked() {
+		c.wake()
+	}
+	return nil
+}
+
+// distrust takes a checkpoint for damaged: it is not built upon, and does not count as
+// one of the two newest.
+func (c *checkpointer) distrust(number uint64) { c.manifests[number] = nil }
+
+// partsPresent reports whether the parts of a checkpoint are in the bucket, by name and
+// size.
+func (c *checkpointer) partsPresent(ctx context.Context, m *manifest) (bool, error) {
+	s := c.store
+	sizes := make(map[string]int64)
+	err := retry(ctx, s.log, "listing the parts of the checkpoints", func() error {
+		clear(sizes)
+		return s.opts.Bucket.List(ctx, stateDir(s.opts.Shard), "", func(info objstore.ObjectInfo) error {
+			sizes[info.Name] = info.Size
+			return nil
+		})
+	})
+	for i := range m.parts {
+		if sizes[m.parts[i].name.object(s.opts.Shard)] != m.parts[i].size {
+			return false, err
+		}
+	}
+	return true, err
+}
+
+// sighting is what a look at the bucket found.
+type sighting struct {
+	kept  []*manifest // the newest checkpoints that can be read, newest first; at most two
+	older []uint64    // commit numbers of those before
+	fence uint64      // the uploads of commits of this number and higher began after the look
+}
+
+// find lists the checkpoints.
+func (c *checkpointer) find(ctx context.Context) (seen sighting, err error) {
+	numbers, err := c.store.listCheckpoints(ctx)
+	if err != nil {
+		return seen, err
+	}
+	seen.fence = c.store.flusher.started.Load() + 1
+	for _, number := range slices.Backward(numbers) {
+		if len(seen.kept) == 2 {
+			seen.older = append(seen.older, number)
+			continue
+		}
+		m, err := c.manifest(ctx, number)
+		if err != nil {
+			return seen, err
+		}
+		if m != nil {
+			seen.kept = append(seen.kept, m)
+		}
+	}
+	return seen, nil
+}
+
+// note remembers which checkpoints are the two newest, and since when older ones are
+// obsolete.
+func (c *checkpointer) note(seen sighting) {
+	for _, number := range seen.older {
+		if _, ok := c.obsolete[number]; !ok {
+			c.obsolete[number] = c.store.opts.Now()
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.advanceLocked()
+	if len(seen.kept) > 0 {
+		c.mu.created = seen.kept[0].created
+	}
+	kept := uint64(0)
+	if len(seen.kept) == 2 {
+		kept = seen.kept[1].position.number
+	}
+	if c.mu.kept != kept {
+		c.mu.kept, c.mu.fence = kept, seen.fence
+	}
+}
+
+// advanceLocked moves the mark of what is covered, if a commit has proved the newest
+// checkpoints.
+func (c *checkpointer) advanceLocked() {
+	if c.store.flusher.completed.Load() >= c.mu.fence {
+		c.mu.covered = max(c.mu.covered, c.mu.kept)
+	}
+}
+
+// manifest returns the manifest of the checkpoint of a commit, nil if it is damaged.
+func (c *checkpointer) manifest(ctx context.Context, number uint64) (*manifest, error) {
+	m, ok := c.manifests[number]
+	if ok {
+		return m, nil
+	}
+	m, err := c.store.readManifest(ctx, number)
+	if errors.Is(err, ErrCorrupt) {
+		c.store.log.Warn("a checkpoint is damaged", zap.Uint64("commit", number), zap.Error(err))
+		m, err = nil, nil
+	}
+	if err == nil {
+		c.manifests[number] = m
+	}
+	return m, err
+}
+
+// errBaseDue: the next checkpoint begins with a new base.
+var errBaseDue = errors.New("a new base is due")
+
+// make makes a checkpoint, if there were commits since the last one.
+func (c *checkpointer) make(ctx context.Context) error {
+	c.work.Lock()
+	defer c.work.Unlock()
+	err := c.makeLocked(ctx)
+	c.lastTried = time.Now()
+	if err == nil {
+		c.backoff = 0
+		return nil
+	}
+	c.backoff = min(max(2*c.backoff, checkpointBackoffMin), checkpointBackoffMax)
+	c.store.metrics.checkpointFailures.Inc()
+	return err
+}
+
+func (c *checkpointer) makeLocked(ctx context.Context) error {
+	c.mu.Lock()
+	body, after, newest, commits, bytes := c.mu.pending, c.mu.after, c.mu.newest, c.mu.commits, c.mu.bytes
+	c.mu.pending, c.mu.after, c.mu.commits, c.mu.bytes = nil, newest.number, 0, 0
+	c.mu.Unlock()
+	if c.newest != nil && c.newest.position.number >= newest.number {
+		return nil // a base may be ahead of what committed has told
+	}
+	m, err := c.extend(ctx, body, after, newest)
+	if errors.Is(err, errBaseDue) {
+		m, err = c.base(ctx)
+	}
+	if err == nil {
+		err = c.publish(ctx, m)
+	}
+	if err != nil {
+		c.mu.Lock()
+		c.mu.commits, c.mu.bytes = c.mu.commits+commits, c.mu.bytes+bytes
+		c.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// extend makes a checkpoint of the newest commit from the last checkpoint and the
+// commits since. body are those after after; the ones before it are read from the log.
+// errBaseDue: it would not be worth it, or cannot be done.
+func (c *checkpointer) extend(ctx context.Context, body []byte, after uint64, newest position) (*manifest, error) {
+	last := c.newest
+	if last == nil {
+		return nil, errBaseDue
+	}
+	m := &manifest{
+		shard: last.shard, position: newest, base: last.base, ahead: last.ahead,
+		created: c.store.opts.Now().UnixMilli(), parts: slices.Clone(last.parts),
+	}
+	w := bundleWriter{checkpointer: c, manifest: m, at: last.position}
+	w.limit = max(minBaseBytes, m.bytes(partTable)) - m.bytes(partBundle)
+	if after > last.position.number {
+		if err := w.readBack(ctx, after); err != nil {
+			return nil, err
+		}
+	}
+	err := eachSection("memory", after, body, func(s section) error {
+		if s.header.number <= last.position.number {
+			return nil // in the base
+		}
+		return w.add(ctx, s)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := w.finish(ctx); err != nil {
+		return nil, err
+	}
+	if w.at != newest {
+		return nil, fmt.Errorf("the bundles end at commit %d, not %d", w.at.number, newest.number)
+	}
+	return m, c.mergeBundles(ctx, m)
+}
+
+// bundleWriter adds commits to a checkpoint.
+type bundleWriter struct {
+	checkpointer *checkpointer
+	manifest     *manifest
+	at           position // newest commit added
+	limit        int64    // bytes after which a base is due
+	after        uint64   // commit before the first in object
+	object       []byte   // header room and body
+}
+
+// readBack adds commits from the log, up to the commit numbered last.
+func (w *bundleWriter) readBack(ctx context.Context, last uint64) error {
+	s := w.checkpointer.store
+	f := &follower{store: s, position: w.at, newest: w.at.number}
+	infos, err := f.list(ctx)
+	if err != nil {
+		return err
+	}
+	if len(infos) > maxReadBack {
+		return errBaseDue
+	}
+	for _, info := range infos {
+		if f.position.number == last {
+			return nil
+		}
+		var c section
+		if c.compressed, err = s.fetchSection(ctx, info, &c.header); err != nil {
+			break
+		}
+		if f.live(&c.header) {
+			f.position = positionOf(&c.header)
+			if err = w.add(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
+	if f.position.number == last {
+		return nil
+	}
+	if err == nil || errors.Is(err, ErrCorrupt) {
+		s.log.Warn("the commit log cannot be read back for a checkpoint, making a new base", zap.Error(err))
+		err = errBaseDue
+	}
+	return err
+}
+
+func (w *bundleWriter) add(ctx context.Context, s section) error {
+	if w.object != nil && len(w.object)+commitHeaderSize+len(s.compressed) > partTarget {
+		if err := w.finish(ctx); err != nil {
+			return err
+		}
+	}
+	if w.object == nil {
+		w.object, w.after = make([]byte, bundleHeaderSize), w.at.number
+	}
+	w.object = appendSection(w.object, &s.header, s.compressed)
+	w.at = positionOf(&s.header)
+	if w.limit -= int64(commitHeaderSize + len(s.compressed)); w.limit < 0 {
+		return errBaseDue
+	}
+	return nil
+}
+
+// finish uploads the bundle that was begun.
+func (w *bundleWriter) finish(ctx context.Context) error {
+	if w.object == nil {
+		return nil
+	}
+	p, err := w.checkpointer.uploadBundle(ctx, w.object, w.after, w.at.number, 0)
+	w.manifest.parts = append(w.manifest.parts, p)
+	w.object = nil
+	return err
+}
+
+func (c *checkpointer) uploadBundle(ctx context.Context, object []byte, after, last uint64, level uint8) (part, error) {
+	encodeBundleHeader(object, c.store.opts.Shard, after, last)
+	return c.upload(ctx, part{kind: partBundle, level: level, after: after, last: last}, object)
+}
+
+// mergeBundles replaces the last bundles by one as often as bundleFanout of them have
+// the same level.
+func (c *checkpointer) mergeBundles(ctx context.Context, m *manifest) error {
+	for len(m.parts) >= bundleFanout {
+		i := len(m.parts) - bundleFanout
+		run, total := m.parts[i:], int64(bundleHeaderSize)
+		for _, p := range run {
+			if p.kind != partBundle || p.level != run[0].level {
+				return nil
+			}
+			total += p.size - bundleHeaderSize
+		}
+		if total > partTarget {
+			return nil
+		}
+		object := make([]byte, bundleHeaderSize, total)
+		for j := range run {
+			p := &run[j]
+			b, err := c.store.readPart(ctx, p)
+			if err != nil {
+				return c.damaged(err)
+			}
+			body, err := bundleBody(p.name.object(c.store.opts.Shard), c.store.opts.Shard, p.after, p.last, b)
+			if err != nil {
+				return c.damaged(err)
+			}
+			object = append(object, body...)
+		}
+		merged, err := c.uploadBundle(ctx, object, run[0].after, run[len(run)-1].last, run[0].level+1)
+		if err != nil {
+			return err
+		}
+		for _, p := range run {
+			if !slices.Contains(c.newest.parts, p) {
+				c.doomed = append(c.doomed, p.name.object(c.store.opts.Shard)) // in no manifest
+			}
+		}
+		m.parts = append(m.parts[:i], merged)
+	}
+	return nil
+}
+
+// damaged: a part of the newest checkpoint cannot be read, so a base is due.
+func (c *checkpointer) damaged(err error) error {
+	if !errors.Is(err, ErrCorrupt) {
+		return err
+	}
+	c.store.log.Warn("a part of the newest checkpoint is damaged, making a new base", zap.Error(err))
+	c.newest = nil
+	return errBaseDue
+}
+
+// upload creates the object of a part.
+func (c *checkpointer) upload(ctx context.Context, p part, object []byte) (part, error) {
+	s := c.store
+	p.size, p.crc = int64(len(object)), crc32.Checksum(object, castagnoli)
+	p.name = partName{s.flusher.completed.Load(), s.epoch, s.nonce, c.sequence}
+	c.sequence++
+	name := p.name.object(s.opts.Shard)
+	err := retry(ctx, s.log, "writing a part of a checkpoint", func() error {
+		err := s.opts.Bucket.Create(ctx, name, object)
+		if errors.Is(err, objstore.ErrExists) {
+			return nil // no other upload has this name: an earlier attempt succeeded
+		}
+		return err
+	})
+	if err == nil {
+		s.metrics.checkpointBytes.Add(float64(len(object)))
+	}
+	return p, err
+}
+
+// base makes a checkpoint that consists of tables alone.
+func (c *checkpointer) base(ctx context.Context) (*manifest, error) {
+	s := c.store
+	snapshot := s.db.NewSnapshot()
+	defer snapshot.Close()
+	m := &manifest{shard: s.opts.Shard, created: s.opts.Now().UnixMilli()}
+	var err error
+	if m.position, m.ahead, err = snapshotState(snapshot); err != nil {
+		return nil, err
+	}
+	m.base = m.position
+	w := tableWriter{checkpointer: c, manifest: m}
+	for _, prefix := range checkpointPrefixes {
+		if err := w.addRows(ctx, snapshot, prefix); err != nil {
+			return nil, errors.Join(err, w.abandon())
+		}
+	}
+	if err := w.finish(ctx); err != nil {
+		return nil, err
+	}
+	return m, s.flushTo(ctx, m.ahead)
+}
+
+// checkpointPrefixes are the rows that are a pure function of the commit log, in key
+// order.
+var checkpointPrefixes = []byte{prefixExtent, prefixObject, prefixKV, prefixName, prefixProducer, prefixStream}
+
+// snapshotState is how far a snapshot of the database has followed the log, and the
+// append number after the last append in it.
+func snapshotState(snapshot *pebble.Snapshot) (p position, ahead uint64, err error) {
+	value, closer, err := snapshot.Get(keyPosition)
+	if err != nil {
+		return p, 0, fmt.Errorf("position row: %w", err)
+	}
+	p, err = decodePosition(value)
+	if err = errors.Join(err, closer.Close()); err != nil {
+		return p, 0, fmt.Errorf("position row: %w", err)
+	}
+	iter, err := snapshot.NewIter(&pebble.IterOptions{LowerBound: []byte{prefixTail}, UpperBound: []byte{prefixTail + 1}})
+	if err != nil {
+		return p, 0, err
+	}
+	ahead = p.appendTo
+	if iter.Last() {
+		ahead = max(ahead, keyNumber(iter.Key(), 0)+1)
+	}
+	return p, ahead, errors.Join(iter.Error(), iter.Close())
+}
+
+// tableWriter writes rows as tables of about partTarget bytes, one at a time in memory.
+type tableWriter struct {
+	checkpointer *checkpointer
+	manifest     *manifest
+	object       *tableObject
+	table        *sstable.Writer // nil: none begun
+}
+
+// tableObject is the memory that a table is written to.
+type tableObject struct{ bytes.Buffer }
+
+func (o *tableObject) Write(p []byte) error { _, err := o.Buffer.Write(p); return err }
+
+// Finish and Abort make it an objstorage.Writable.
+func (o *tableObject) Finish() error { return nil }
+func (o *tableObject) Abort()        {}
+
+func (w *tableWriter) addRows(ctx context.Context, snapshot *pebble.Snapshot, prefix byte) error {
+	iter, err := snapshot.NewIter(&pebble.IterOptions{LowerBound: []byte{prefix}, UpperBound: []byte{prefix + 1}})
+	if err != nil {
+		return err
+	}
+	defer iter.Close()
+	for valid := iter.First(); valid; valid = iter.Next() {
+		if w.table == nil {
+			w.begin()
+		}
+		if err := w.table.Set(iter.Key(), iter.Value()); err != nil {
+			return err
+		}
+		if w.table.Raw().EstimatedSize() >= partTarget {
+			if err := w.finish(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return iter.Error()
+}
+
+// begin starts a table. Its format is fixed, so that older releases, back to the first
+// with checkpoints, can read it.
+func (w *tableWriter) begin() {
+	w.object = &tableObject{}
+	w.table = sstable.NewWriter(w.object, sstable.WriterOptions{
+		TableFormat:  sstable.TableFormatPebblev4,
+		BlockSize:    32 << 10,
+		FilterPolicy: bloom.FilterPolicy(bloomBitsPerKey),
+		FilterType:   sstable.TableFilter,
+	})
+}
+
+// finish uploads the table that was begun, and then waits as long as the bandwidth
+// limit asks for.
+func (w *tableWriter) finish(ctx context.Context) error {
+	if w.table == nil {
+		return nil
+	}
+	err := w.abandon()
+	if err != nil {
+		return err
+	}
+	p, err := w.checkpointer.upload(ctx, part{kind: partTable}, w.object.Bytes())
+	if err != nil {
+		return err
+	}
+	w.manifest.parts = append(w.manifest.parts, p)
+	w.object = nil
+	select {
+	case <-time.After(time.Duration(float64(p.size) / float64(w.checkpointer.store.opts.CheckpointBandwidth) * float64(time.Second))):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// abandon closes the table that was begun.
+func (w *tableWriter) abandon() error {
+	if w.table == nil {
+		return nil
+	}
+	table := w.table
+	w.table = nil
+	return table.Close()
+}
+
+// publish writes the manifest of a checkpoint whose parts are in the bucket.
+func (c *checkpointer) publish(ctx context.Context, m *manifest) error {
+	s := c.store
+	name, object := checkpointName(m.shard, m.position.number), m.encode()
+	err := retry(ctx, s.log, "writing a checkpoint", func() error {
+		err := s.opts.Bucket.Create(ctx, name, object)
+		if !errors.Is(err, objstore.ErrExists) {
+			return err
+		}
+		// An earlier attempt, perhaps with other parts, has succeeded: that one counts.
+		found, err := s.readManifest(ctx, m.position.number)
+		if err == nil && found.position != m.position {
+			err = &CorruptError{Where: s.opts.Bucket.Location() + "/" + name, What: "position", Found: fmt.Sprint(found.position), Expected: fmt.Sprint(m.position)}
+		}
+		if err == nil {
+			m = found
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.metrics.checkpoints.Inc()
+	s.metrics.checkpointBytes.Add(float64(len(object)))
+	c.newest = m
+	c.manifests[m.position.number] = m
+	seen, err := c.find(ctx)
+	if err == nil {
+		c.note(seen)
+	}
+	return err
+}
+
+// cleanUp deletes the checkpoints that have been obsolete for the grace time, each
+// with the parts that no other checkpoint names. What fails is tried again the next
+// time.
+func (c *checkpointer) cleanUp(ctx context.Context) {
+	c.work.Lock()
+	defer c.work.Unlock()
+	s := c.store
+	c.mu.Lock()
+	fence := c.mu.fence
+	c.mu.Unlock()
+	if s.flusher.completed.Load() < fence {
+		return
+	}
+	var due []uint64
+	for number, since := range c.obsolete {
+		if s.opts.Now().Sub(since) >= s.opts.DeleteGrace {
+			due = append(due, number)
+		}
+	}
+	slices.Sort(due)
+	if len(due) == 0 && len(c.doomed) == 0 {
+		return
+	}
+	if err := c.deleteCheckpoints(ctx, due); err != nil && ctx.Err() == nil {
+		s.metrics.checkpointFailures.Inc()
+		s.log.Warn("deleting obsolete checkpoints failed, trying again later", zap.Error(err))
+	}
+}
+
+func (c *checkpointer) deleteCheckpoints(ctx context.Context, due []uint64) error {
+	s := c.store
+	numbers, err := s.listCheckpoints(ctx)
+	if err != nil {
+		return err
+	}
+	named := make(map[partName]struct{}) // by checkpoints that stay
+	for _, number := range numbers {
+		if slices.Contains(due, number) {
+			continue
+		}
+		m, err := c.manifest(ctx, number)
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			continue
+		}
+		for i := range m.parts {
+			named[m.parts[i].name] = struct{}{}
+		}
+	}
+	for _, number := range due {
+		m, err := c.manifest(ctx, number)
+		if err != nil {
+			return err
+		}
+		if err := s.opts.Bucket.Delete(ctx, checkpointName(s.opts.Shard, number)); err != nil {
+			return err
+		}
+		delete(c.obsolete, number)
+		delete(c.manifests, number)
+		if m == nil {
+			continue
+		}
+		for i := range m.parts {
+			if name := m.parts[i].name; !has(named, name) {
+				named[name] = struct{}{} // once
+				c.doomed = append(c.doomed, name.object(s.opts.Shard))
+			}
+		}
+	}
+	for len(c.doomed) > 0 {
+		if err := s.opts.Bucket.Delete(ctx, c.doomed[0]); err != nil {
+			return err
+		}
+		c.doomed = c.doomed[1:]
+	}
+	return nil
+}
+
+func has[K comparable](set map[K]struct{}, key K) bool { _, ok := set[key]; return ok }
+
+// age is the time since the newest checkpoint was made, 0 if there is none.
+func (c *checkpointer) age() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.created == 0 {
+		return 0
+	}
+	return max(0, c.store.opts.Now().Sub(time.UnixMilli(c.mu.created)))
+}
+
+// pendingBytes are the state sections since the newest checkpoint.
+func (c *checkpointer) pendingBytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.bytes
+}
