@@ -22,8 +22,11 @@ import (
 )
 
 const (
-	// followWait is how long a follower's fetch may wait for news.
+	// followWait is how long a follower's fetch may wait for news. The first one waits for a part of it, so that at any
+	// time some ask again.
 	followWait = 30 * time.Second
+	// idleTime is how long the followers are watched without news, the time between two signs of life of event streams.
+	idleTime = 15 * time.Second
 	// connectionsPerAddress is how many connections come from one address of the loopback network, well below the number
 	// of ephemeral ports that Linux gives to each.
 	connectionsPerAddress = 5_000
@@ -273,7 +276,7 @@ func (f *followers) dial(addr string, i int) error {
 	if f.events {
 		ask, follow = c.askEvents, c.followEvents
 	}
-	if err := ask(); err != nil {
+	if err := ask(rand.N(followWait)); err != nil {
 		return err
 	}
 	go func() {
@@ -307,10 +310,10 @@ func (f *followers) failure() error {
 }
 
 // ask sends a fetch that waits for news.
-func (c *followerConn) ask() error {
+func (c *followerConn) ask(wait time.Duration) error {
 	req := kmsg.NewPtrFetchRequest()
 	req.Version, req.SessionEpoch = fetchVersion, -1
-	req.MaxWaitMillis, req.MinBytes, req.MaxBytes = int32(followWait.Milliseconds()), 1, fetchBytes
+	req.MaxWaitMillis, req.MinBytes, req.MaxBytes = int32(wait.Milliseconds()), 1, fetchBytes
 	for i, stream := range c.streams {
 		t, p := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()
 		t.Topic, p.FetchOffset, p.PartitionMaxBytes = entityName(stream), c.next[i], fetchBytes
@@ -333,7 +336,7 @@ func (c *followerConn) follow() error {
 		if err := c.take(int(binary.BigEndian.Uint32(c.size[:]))); err != nil {
 			return err
 		}
-		if err := c.ask(); err != nil {
+		if err := c.ask(followWait); err != nil {
 			return err
 		}
 	}
@@ -427,7 +430,7 @@ func (f *followers) idle(s *server) error {
 	select {
 	case <-f.ctx.Done():
 		return f.ctx.Err()
-	case <-time.After(*duration):
+	case <-time.After(idleTime):
 	}
 	after, err := s.cpu()
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// askEvents asks for the events of the one stream of a connection, from its end on.
-func (c *followerConn) askEvents() error {
+// askEvents asks for the events of the one stream of a connection, from its end on. The time is for fetches.
+func (c *followerConn) askEvents(time.Duration) error {
 	_, err := fmt.Fprintf(c, "GET /v1/streams/%s?from=tail&live=sse&format=raw HTTP/1.1\r\nHost: bench\r\n\r\n", entityName(c.streams[0]))
 	c.next[0] = -1
 	return err
