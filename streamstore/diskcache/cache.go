@@ -82,8 +82,8 @@ const (
 	bytesPerEntry = 32 << 10
 	leastEntries  = 1 << 16
 
-	queueBytes    = 8 << 20 // of entries that wait for the writer; more are dropped
-	bytesOfMemory = 64      // per entry, measured by TestMemoryPerEntry
+	queueBytes    = 16 << 20 // of entries that wait for the writer; more are dropped
+	bytesOfMemory = 64       // per entry, measured by TestMemoryPerEntry
 )
 
 func sizesFor(limit int64) (z sizes) {
@@ -103,7 +103,7 @@ func MemoryBound(limit int64) int64 {
 	if limit <= 0 {
 		return 0
 	}
-	return int64(sizesFor(limit).entries)*bytesOfMemory + 3*queueBytes
+	return int64(sizesFor(limit).entries)*bytesOfMemory + 2*queueBytes
 }
 
 // Open returns a cache and begins to look at what a former process left. It never fails:
