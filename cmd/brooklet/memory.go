@@ -14,13 +14,15 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/streamstore"
 )
 
 // memorySizes are the settings that decide how much memory the broker uses, in bytes. Zero means derived.
 type memorySizes struct {
 	tailCache, segmentCache, fetch, request, blockCache, http, compaction int64
 
-	frame int64 // the largest request, which request must have room for
+	frame     int64 // the largest request, which request must have room for
+	diskCache int64 // bytes on disk; their index is in memory
 }
 
 // memoryPart is one of the sizes and the rule for its default.
@@ -92,13 +94,13 @@ func (m *memorySizes) total() (sum int64) {
 // together. Sizes that nobody set are never the reason of an error: the broker starts, with a warning, on a machine
 // that is too small for the least ones.
 func (m *memorySizes) complete(limit memoryLimit, flushBytes int64) error {
-	fixed := fixedMemory(flushBytes)
+	fixed := fixedMemory(flushBytes) + streamstore.DiskCacheMemory(m.diskCache)
 	set := m.given()
 	m.derive(limit.bytes - fixed - m.total())
 	if fixed+m.total() <= limit.bytes || len(set) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s: together with the other caches and %s for the database and flushes that is %s, but %s allows %s: lower these sizes, or raise the limit",
+	return fmt.Errorf("%s: together with the other caches and %s for the database, flushes and the index of --disk-cache-bytes that is %s, but %s allows %s: lower these sizes, or raise the limit",
 		strings.Join(set, ", "), approximately(fixed), approximately(fixed+m.total()), limit.source, approximately(limit.bytes))
 }
 
@@ -129,7 +131,7 @@ func (m *memorySizes) derive(available int64) {
 
 // checkAmount warns of a limit that the sizes exceed although they are the least ones.
 func (m *memorySizes) checkAmount(limit memoryLimit, flushBytes int64) error {
-	sum := fixedMemory(flushBytes) + m.total()
+	sum := fixedMemory(flushBytes) + streamstore.DiskCacheMemory(m.diskCache) + m.total()
 	if sum <= limit.bytes {
 		return nil
 	}

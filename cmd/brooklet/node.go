@@ -170,6 +170,7 @@ func (n *node) openStore(ctx context.Context) error {
 		MaxUnflushedBytes: s.maxUnflushedBytes,
 		TailCacheBytes:    s.memory.tailCache,
 		SegmentCacheBytes: s.memory.segmentCache,
+		DiskCacheBytes:    s.memory.diskCache,
 		BlockCacheBytes:   s.memory.blockCache,
 		RetentionInterval: s.retentionCheckInterval,
 

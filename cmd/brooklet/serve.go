@@ -33,7 +33,9 @@ func serveCommand() *cli.Command {
 
 func serve(c *cli.Context, s *settings, options []*option) error {
 	limit := findMemoryLimit(os.DirFS("/"), goMemoryLimit())
-	err := errors.Join(s.complete(options), s.completeMemory(limit), s.completeBucket(c.Context))
+	err := errors.Join(s.complete(options), s.completeBucket(c.Context))
+	s.completeDiskCache(limit, freeBytes)
+	err = errors.Join(err, s.completeMemory(limit))
 	if err != nil {
 		return wrongSettings(settingsError(err))
 	}
@@ -50,7 +52,7 @@ func serve(c *cli.Context, s *settings, options []*option) error {
 func logSettings(log *zap.Logger, s *settings, limit memoryLimit) {
 	b := readBuild()
 	log.Info("brooklet", zap.String("version", b.version), zap.String("commit", b.commit), zap.String("go", runtime.Version()))
-	log.Info("storage", zap.String("data_dir", s.dataDir), zap.String("bucket", s.bucketLocation), zap.String("durability", s.durability))
+	log.Info("storage", zap.String("data_dir", s.dataDir), zap.String("bucket", s.bucketLocation), zap.String("durability", s.durability), zap.String("disk_cache_bytes", formatBytes(s.memory.diskCache)))
 	log.Info("memory", append([]zap.Field{zap.String("limit", approximately(limit.bytes)), zap.String("set_by", limit.source)}, s.memory.fields()...)...)
 	log.Info("requests", zap.String("max_frame_bytes", formatBytes(s.maxFrameBytes)), zap.String("max_control_frame_bytes", formatBytes(s.maxControlFrameBytes())))
 	if err := s.memory.checkAmount(limit, s.flushBytes); err != nil {

@@ -50,6 +50,7 @@ type settings struct {
 	dataDir, bucket string
 	// bucketLocation is bucket without secrets; bucketSetting names the setting that it comes from.
 	bucketLocation, bucketSetting string
+	bucketLocal                   bool // the bucket is a folder of this machine
 	durability                    string
 	flushInterval                 time.Duration // 0: the store's default for its durability
 	flushBytes, maxUnflushedBytes int64
@@ -113,6 +114,7 @@ func (s *settings) options() []*option {
 			derived(durationOption("flush-interval", &s.flushInterval, time.Second, time.Millisecond, "longest `TIME` until appended records are sent to the bucket; shorter means more requests, which remote buckets charge for"), &s.flushInterval, "250ms with durability remote, 5s with local"),
 			bytesOption("flush-bytes", &s.flushBytes, 32*mib, 64*kib, gib, "a flush begins before the interval is over when this many `BYTES` wait"),
 			bytesOption("max-unflushed-bytes", &s.maxUnflushedBytes, gib, 64*mib, math.MaxInt64, "writes wait, and at last fail with a retriable error, while this many `BYTES` have not reached the bucket"),
+			diskCacheOption(&s.memory.diskCache),
 			bytesOption("compaction-bytes", &s.compactionBytes, gib, mib, math.MaxInt64, "short runs of records are merged into segments when this many `BYTES` of them have gathered in the bucket's commit log"),
 			bytesOption("compaction-bandwidth", &s.compactionBandwidth, 64*mib, 64*kib, math.MaxInt64, "`BYTES` a second that compaction writes to the bucket at most"),
 			durationOption("delete-grace", &s.deleteGrace, time.Hour, time.Second, "`TIME` for which objects of the bucket are kept after nothing in them is needed any more"),
@@ -256,7 +258,7 @@ func (s *settings) completeBucket(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.bucketSetting, err)
 	}
-	s.bucketLocation = b.Location()
+	s.bucketLocation, s.bucketLocal = b.Location(), b.Local()
 	if s.durability == durabilityAuto && b.Local() {
 		s.durability = durabilityLocal
 	} else if s.durability == durabilityAuto {
