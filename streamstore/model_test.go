@@ -227,6 +227,7 @@ func (h *harness) open(fs *vfs.MemFS) *Store {
 		FlushBytes:        pick[int64](h.rng, 1, 4<<10, 1<<20),
 		TailCacheBytes:    pick[int64](h.rng, 1, 2<<10, 1<<20),
 		SegmentCacheBytes: pick[int64](h.rng, 1, 4<<10, 1<<20),
+		DiskCacheBytes:    pick[int64](h.rng, 0, 64<<10, 1<<20),
 		BlockCacheBytes:   1 << 20,
 		FenceCheckAfter:   pick(h.rng, time.Nanosecond, time.Hour),
 
