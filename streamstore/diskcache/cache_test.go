@@ -627,6 +627,7 @@ func runModel(t *testing.T, r *rand.Rand) {
 		case p < 980:
 			rate.Store([]int64{0, 0, 0, 20, 300}[r.IntN(5)])
 		case p < 985:
+			c.settle() // nobody else touches the files
 			damageOne(mem, r)
 		default:
 			crashed := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: r.IntN(101), RNG: r})
