@@ -75,6 +75,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 			return nil, err // the database cannot be closed in order; see Close
 		}
 		if s.db != nil {
+			s.guard.active.Store(false)
 			err = errors.Join(err, s.witness.close(), s.db.Close())
 		}
 		return nil, errors.Join(err, s.lock.Close())
@@ -180,7 +181,8 @@ func (s *Store) openDatabase() error {
 	if err := s.checkManifest(); err != nil {
 		return err
 	}
-	db, err := pebble.Open(s.opts.dbDir(), s.pebbleOptions())
+	s.guard = newLogGuard(s)
+	db, err := pebble.Open(s.opts.dbDir(), s.pebbleOptions(s.guard))
 	if err != nil {
 		err = fmt.Errorf("opening the database in %s: %w", s.opts.dbDir(), err)
 		if system := syscall.Errno(0); !pebble.IsCorruptionError(err) && !errors.As(err, &system) {
@@ -188,6 +190,7 @@ func (s *Store) openDatabase() error {
 		}
 		return err
 	}
+	s.guard.active.Store(true)
 	s.db = db
 	s.reserveBallast()
 	return s.checkWitness()
@@ -230,9 +233,9 @@ const (
 	levelOneMaxBytes = 256 << 20
 )
 
-func (s *Store) pebbleOptions() *pebble.Options {
+func (s *Store) pebbleOptions(fs vfs.FS) *pebble.Options {
 	o := &pebble.Options{
-		FS: s.opts.FS,
+		FS: fs,
 		// Pebble takes the size of the memtables off that of its block cache. Without room
 		// for them the cache would keep nothing while writes go on, and every look at a row
 		// would read and check blocks of tables.

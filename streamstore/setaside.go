@@ -46,6 +46,7 @@ func (s *Store) setTailAside() error {
 func (s *Store) replaceDatabase() error {
 	db := s.db
 	s.db = nil // closed once, whatever comes of it
+	s.guard.active.Store(false)
 	if err := errors.Join(s.witness.close(), db.Close()); err != nil {
 		return err
 	}

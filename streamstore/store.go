@@ -40,6 +40,7 @@ type Store struct {
 	unflushed *semaphore.Weighted // bytes
 	disk      diskGuard
 	witness   witness // written by the goroutine of runSync
+	guard     *logGuard
 
 	prefixes prefixWatches
 
@@ -113,12 +114,24 @@ func (s *Store) Close() error {
 		}
 		return err
 	}
+	closed := make(chan error, 1)
+	go func() { closed <- s.close() }()
+	select {
+	case err := <-closed:
+		return err
+	case <-s.guard.stuck: // the disk has failed just now
+		return fmt.Errorf("%w: the write-ahead log in %s", ErrFailed, s.opts.dbDir())
+	}
+}
+
+func (s *Store) close() error {
 	s.queue.close(ErrClosed)
 	close(s.stopAppender)
 	s.appending.Wait()
 	s.setFailure(ErrClosed)
 	s.cancel()
 	s.running.Wait()
+	s.guard.active.Store(false)
 	if s.segments.disk != nil {
 		s.segments.disk.Close()
 	}
