@@ -63,8 +63,10 @@ bench: build ## run the benchmarks over the network against a broker; ARGS=-h li
 	go run ./tests/bench $(ARGS)
 
 .PHONY: soak
-soak: ## run the model test of the store with ever new seeds for SOAKTIME
-	go test ./streamstore -run '^TestModel$$' -timeout 0 -model.soak $(SOAKTIME)
+soak: ## for SOAKTIME, run the model test of the store and kill brokers under load, with ever new seeds
+	@go test ./tests/faults -run '^TestKills$$' -timeout 0 -faults.time $(SOAKTIME) & kills=$$!; \
+		go test ./streamstore -run '^TestModel$$' -timeout 0 -model.soak $(SOAKTIME); model=$$?; \
+		wait $$kills && exit $$model
 
 .PHONY: fuzz
 fuzz: ## run every fuzz test for FUZZTIME

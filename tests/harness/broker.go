@@ -187,6 +187,9 @@ func (b *Broker) Stop() {
 	}
 }
 
+// Pid is the id of the process that was started last.
+func (b *Broker) Pid() int { return b.cmd.Process.Pid }
+
 // Exited is closed when the process, started at least once, has ended.
 func (b *Broker) Exited() <-chan struct{} { return b.exited }
 
