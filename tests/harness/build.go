@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,4 +30,9 @@ func Main(m *testing.M) int {
 	}
 	brokerBinary = path
 	return m.Run()
+}
+
+// Command is a run of the built binary with other arguments than those of a broker.
+func Command(ctx context.Context, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, brokerBinary, args...)
 }
