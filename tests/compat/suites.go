@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/brookletmq/brooklet/tests/compat/internal/duty"
@@ -106,6 +107,9 @@ func (s *suite) run(ctx context.Context, addr, task string) outcome {
 	cmd.Env = append(os.Environ(), lines...)
 	cmd.Stdout, cmd.Stderr = log, log
 	runErr := cmd.Run()
+	if cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // brokers that tests which panicked have left; mostly none
+	}
 	bad, passed, err := readTestLog(log.Name())
 	if err != nil {
 		return failed(err, "")
