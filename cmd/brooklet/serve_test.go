@@ -126,12 +126,69 @@ func TestAddressInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	for _, setting := range []string{"--listen", "--admin-listen"} {
+	for _, setting := range []string{"--listen", "--admin-listen", "--http-listen"} {
 		code, text := start(t, command(t, serveArgs(t.TempDir(), setting, l.Addr().String())...)).exit()
 		if code != exitFailure || !strings.Contains(text, setting+" "+l.Addr().String()+": another process listens there already") {
 			t.Errorf("%s: exit code %d:\n%s", setting, code, text)
 		}
 	}
+}
+
+// Whoever uses Kafka only need not care that another process has the port of the stream API.
+func TestDefaultHTTPAddressInUse(t *testing.T) {
+	if l, err := net.Listen("tcp", defaultHTTPListen); err == nil { // else another process has it already
+		defer l.Close()
+	}
+	p := start(t, command(t, serveArgs(t.TempDir(), "--http-listen", defaultHTTPListen)...))
+	p.await("no stream API over HTTP: another process has its default address; set --http-listen to a free address, or to off")
+	produce(t, p.address("serving Kafka clients"), "orders", "a")
+	p.stop()
+}
+
+func TestHTTPOff(t *testing.T) {
+	p := start(t, command(t, serveArgs(t.TempDir(), "--http-listen", "off")...))
+	for line := range p.lines {
+		if strings.Contains(line, "serving HTTP clients") {
+			t.Fatalf("it serves HTTP: %s", line)
+		}
+		if strings.Contains(line, "serving Kafka clients") {
+			break
+		}
+	}
+	p.stop()
+}
+
+// What one door appends the other reads; pages of listed origins only may use the one for them.
+func TestHTTPDoor(t *testing.T) {
+	p := start(t, command(t, serveArgs(t.TempDir(), "--http-origins", "https://a.example, https://b.example")...))
+	url := "http://" + p.address("serving HTTP clients") + "/v1/streams/sessions/alice"
+	resp, err := http.Post(url, "text/plain", strings.NewReader("hello"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("status %d", resp.StatusCode)
+	}
+	if got := consume(t, p.address("serving Kafka clients"), "sessions/alice", 1); got[0] != "hello" {
+		t.Errorf("records over Kafka: %v", got)
+	}
+	for origin, want := range map[string]string{"https://b.example": "https://b.example", "https://c.example": ""} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Origin", origin)
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := resp.Header.Get("Access-Control-Allow-Origin"); got != want {
+			t.Errorf("origin %s: allowed is %q", origin, got)
+		}
+	}
+	p.stop()
 }
 
 func TestWrongSettings(t *testing.T) {
