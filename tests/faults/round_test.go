@@ -148,6 +148,8 @@ func newRound(t *testing.T, sc scenario, seed uint64) *round {
 			"--bucket", bucket, "--durability", sc.durability, "--advertise", r.front.addr(),
 			"--flush-interval", (time.Duration(5+r.rng.IntN(200)) * time.Millisecond).String(), "--flush-bytes", "64KiB",
 			"--tail-cache-bytes", "8MiB", "--segment-cache-bytes", "8MiB", "--retention-check-interval", "1s",
+			// Small, so that all of it happens within a round.
+			"--compaction-bytes", "1MiB", "--delete-grace", "1s", "--disk-cache-bytes", "64MiB",
 		}
 		r.nodes[i] = harness.New(t, harness.Config{Flags: append(flags, strings.Fields(*faultsFlags)...)})
 	}
@@ -234,8 +236,8 @@ func (r *round) run(kills int) {
 	r.unload()
 	r.load.Wait()
 	r.check(all, trim, hots)
-	r.t.Logf("%.1fs, acknowledged: %d exact, %d loose, %d stream, %d trimmed; the bucket: %s",
-		time.Since(r.began).Seconds(), exact.acks, loose.acks, stream.acks, trimmed.acks, r.s3.faultsMet())
+	r.t.Logf("%.1fs, acknowledged: %d exact, %d loose, %d stream, %d trimmed; the bucket: %s %s",
+		time.Since(r.began).Seconds(), exact.acks, loose.acks, stream.acks, trimmed.acks, r.s3.contents(), r.s3.faultsMet())
 }
 
 // setWeather decides how the bucket behaves next.

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -111,6 +112,17 @@ func (s *s3) draw() (fault, time.Duration) {
 		x -= share
 	}
 	return noFault, 0
+}
+
+// contents tells how many objects there are in each folder.
+func (s *s3) contents() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	count := make(map[string]int)
+	for key := range s.objects {
+		count[path.Dir(key)]++
+	}
+	return fmt.Sprint(count)
 }
 
 // faultsMet tells how many requests failed in which way.
