@@ -63,7 +63,7 @@ func newApp() *cli.App {
 		HideHelpCommand: true,
 		HideVersion:     true, // a command of its own
 		Suggest:         true,
-		Commands: append([]*cli.Command{serveCommand(), topicsCommand(), configsCommand(), groupsCommand(), benchCommand(),
+		Commands: append([]*cli.Command{serveCommand(), topicsCommand(), configsCommand(), groupsCommand(), benchCommand(), bucketCommand(),
 			healthcheckCommand(), versionCommand(), docsCommand()}, streamCommands()...),
 		DisableSliceFlagSeparator: true, // values of configs contain commas
 		Action:                    noCommand,

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/brookletmq/brooklet/objstore"
+)
+
+// runCommand runs a command that asks no broker.
+func runCommand(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	app := newApp()
+	var out bytes.Buffer
+	app.Writer = &out
+	err := app.RunContext(t.Context(), flagsFirst(app.Commands, append([]string{"brooklet"}, args...)))
+	return out.String(), err
+}
+
+// The bucket of a running broker is found whole; a changed byte is found with the stream that it hits.
+func TestBucketCheck(t *testing.T) {
+	dir := t.TempDir()
+	p := start(t, command(t, serveArgs(dir, "--flush-interval", "10ms")...))
+	c := &cluster{t, p.address("serving Kafka clients")}
+	c.produce("users/1", 0, "one", "two", "three")
+	url := "file://" + filepath.Join(dir, "bucket")
+	bucket, err := objstore.Open(t.Context(), objstore.Options{URL: url, SkipProbe: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bucket.Close()
+	var l bucketListing
+	check := func() (string, error) {
+		t.Helper()
+		text, err := runCommand(t, "bucket", "check", "--bucket", url, "--output", "json")
+		if failed := json.Unmarshal([]byte(text), &l); failed != nil {
+			t.Fatalf("%v, %v: %s", err, failed, text)
+		}
+		return text, err
+	}
+	for end := time.Now().Add(testTimeout); l.LiveBytes == 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if text, err := check(); err != nil {
+			t.Fatalf("check: %v\n%s", err, text)
+		}
+	}
+	if l.Streams == 0 || l.LogObjects < 1 || l.CheckedObjects == 0 || len(l.Problems) > 0 {
+		t.Errorf("report: %+v", l)
+	}
+	stop(t, p)
+	damage(t, bucket, []byte("two"))
+	_, err = check()
+	checkError(t, err, exitFailure, "cannot be read", []string{"bucket", "check"})
+	if len(l.Problems) == 0 || l.Problems[0].Stream != "users/1" || !strings.Contains(l.Problems[0].Error, "checksum") {
+		t.Errorf("problems: %+v", l.Problems)
+	}
+	text, _ := runCommand(t, "bucket", "check", "--bucket", url)
+	if !strings.Contains(text, "users/1") || !strings.Contains(text, "Newest commit") {
+		t.Errorf("table:\n%s", text)
+	}
+}
+
+func stop(t *testing.T, p *process) {
+	t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-p.ended
+}
+
+// damage changes the first place of the log that holds what.
+func damage(t *testing.T, b objstore.Bucket, what []byte) {
+	t.Helper()
+	ctx := context.Background()
+	err := b.List(ctx, "shards/0/log", "", func(info objstore.ObjectInfo) error {
+		data, err := b.Get(ctx, info.Name)
+		if i := bytes.Index(data, what); err == nil && i >= 0 {
+			data[i] ^= 1
+			if err = b.Delete(ctx, info.Name); err == nil {
+				err = b.Create(ctx, info.Name, data)
+			}
+			if err == nil {
+				err = fmt.Errorf("done")
+			}
+		}
+		return err
+	})
+	if err == nil || err.Error() != "done" {
+		t.Fatalf("nothing was damaged: %v", err)
+	}
+}
+
+func TestBucketGC(t *testing.T) {
+	dir := t.TempDir()
+	p := start(t, command(t, serveArgs(dir)...))
+	p.address("serving Kafka clients")
+	stop(t, p)
+	url := "file://" + filepath.Join(dir, "bucket")
+	text, err := runCommand(t, "bucket", "gc", "--bucket", url)
+	if err != nil || text != "OBJECT  BYTES  CREATED  STATE\n" {
+		t.Errorf("gc: %v\n%s", err, text)
+	}
+	text, err = runCommand(t, "bucket", "gc", "--bucket", url, "--yes", "--output", "json")
+	if err != nil || strings.TrimSpace(text) != "[]" {
+		t.Errorf("gc in JSON: %v\n%s", err, text)
+	}
+	for _, c := range []struct {
+		code int
+		want string
+		args []string
+	}{
+		{exitSettings, "--bucket is not set", []string{"bucket", "check"}},
+		{exitSettings, "--min-age is", []string{"bucket", "gc", "--bucket", url, "--min-age", "old"}},
+		{exitFailure, "no commit log", []string{"bucket", "check", "--bucket", "file://" + t.TempDir()}},
+	} {
+		_, err := runCommand(t, c.args...)
+		checkError(t, err, c.code, c.want, c.args)
+	}
+}
