@@ -347,3 +347,95 @@ func TestHTTPAndKafkaShareStreams(t *testing.T) {
 		t.Errorf("deleting a partition of a topic: %v %s", err, text)
 	}
 }
+
+// httpGet returns the body of a reply.
+func httpGet(t *testing.T, b *harness.Broker, path string) string {
+	t.Helper()
+	text, err := newCutter(t).send(testContext(t), http.MethodGet, "http://"+b.HTTP+"/v1/streams"+path, "", http.StatusOK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// readByHTTPPages reads page by page.
+func readByHTTPPages(t *testing.T, b *harness.Broker, streams []string, _ int) map[string][]string {
+	values := map[string][]string{}
+	for _, stream := range streams {
+		for from := int64(0); ; {
+			var page struct {
+				Records    []httpRecord
+				NextOffset int64 `json:"next_offset"`
+			}
+			if err := json.Unmarshal([]byte(httpGet(t, b, fmt.Sprintf("/%s?from=%d&limit=7", stream, from))), &page); err != nil {
+				t.Fatal(err)
+			}
+			if len(page.Records) == 0 {
+				break
+			}
+			for _, r := range page.Records {
+				values[stream] = append(values[stream], r.Value)
+			}
+			from = page.NextOffset
+		}
+	}
+	return values
+}
+
+// readByHTTPLines reads each stream in one reply.
+func readByHTTPLines(t *testing.T, b *harness.Broker, streams []string, _ int) map[string][]string {
+	values := map[string][]string{}
+	for _, stream := range streams {
+		for line := range strings.Lines(httpGet(t, b, "/"+stream+"?format=ndjson")) {
+			var r httpRecord
+			if err := json.Unmarshal([]byte(line), &r); err != nil {
+				t.Fatal(err)
+			}
+			values[stream] = append(values[stream], r.Value)
+		}
+	}
+	return values
+}
+
+// readByHTTPEvents follows some of the streams, each up to the end that it has now.
+func readByHTTPEvents(t *testing.T, b *harness.Broker, streams []string, _ int) map[string][]string {
+	values := map[string][]string{}
+	for i, stream := range streams {
+		if i%10 != 0 {
+			continue
+		}
+		var info struct {
+			End int `json:"end_offset"`
+		}
+		if err := json.Unmarshal([]byte(httpGet(t, b, "/"+stream+"?describe")), &info); err != nil {
+			t.Fatal(err)
+		}
+		err := newCutter(t).followEvents(testContext(t), "http://"+b.HTTP+"/v1/streams/"+stream+"?live=sse", func(r *httpRecord) (bool, error) {
+			if r != nil {
+				values[stream] = append(values[stream], r.Value)
+			}
+			return len(values[stream]) == info.End, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return values
+}
+
+// readByHTTPPrefix follows the prefix that all streams share.
+func readByHTTPPrefix(t *testing.T, b *harness.Broker, streams []string, records int) map[string][]string {
+	prefix, _, _ := strings.Cut(streams[0], "/")
+	values, got := map[string][]string{}, 0
+	err := newCutter(t).followEvents(testContext(t), "http://"+b.HTTP+"/v1/streams?prefix="+prefix+"/&live=sse", func(r *httpRecord) (bool, error) {
+		if r != nil {
+			values[r.Stream] = append(values[r.Stream], r.Value)
+			got++
+		}
+		return got == records, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}

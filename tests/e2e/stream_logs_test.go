@@ -81,6 +81,10 @@ var doors = []door{
 	{"Go client", readByClient},
 	{"brooklet read", readByCommand},
 	{"brooklet tail", readByTail},
+	{"HTTP pages", readByHTTPPages},
+	{"HTTP lines", readByHTTPLines},
+	{"HTTP events", readByHTTPEvents},
+	{"HTTP events of the prefix", readByHTTPPrefix},
 }
 
 // readByKafka reads as any client of Kafka does.
