@@ -16,7 +16,7 @@ import (
 // Small text that decodes to much memory is refused before it takes that.
 func TestBodiesThatGrowInMemory(t *testing.T) {
 	d := openDoor(t, nil)
-	const size = 8 << 20
+	const size = 2 << 20
 	repeat := func(text string) string { return strings.Repeat(text, size/len(text)) }
 	for name, c := range map[string]struct {
 		form, body string
