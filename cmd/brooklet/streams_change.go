@@ -158,7 +158,7 @@ func createStreamsCommand() *cli.Command {
 		Usage:     "create empty streams with settings",
 		ArgsUsage: "STREAM...",
 		Description: "Streams without settings need not be created: they come to exist with their first record. Settings are changed with\n" +
-			"brooklet configs set.\n\n" +
+			"brooklet configs set topic STREAM NAME=VALUE.\n\n" +
 			"Examples:\n   brooklet create sessions/alice --ttl 720h\n   brooklet create events/web --retention 168h --content-type application/json",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "retention", DefaultText: "for ever", Usage: "drop records that are older than this `TIME`, such as 36h or 7d"},

@@ -27,6 +27,7 @@ func TestStreams(t *testing.T) {
 		{"many at once", testStreamsAtOnce},
 		{"follow many", testFollowMany},
 		{"reader before writer", testReaderBeforeWriter},
+		{"closed", testClosedStream},
 		{"names", testStreamNames},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -116,6 +117,30 @@ func testReaderBeforeWriter(t *testing.T, b *harness.Broker) {
 	}
 	if _, err := newAdmin(t, b.Addr).DeleteTopic(ctx, "early/never"); !errors.Is(err, kerr.UnknownTopicOrPartition) {
 		t.Errorf("deleting a stream that was only read: error %v", err)
+	}
+}
+
+// testClosedStream lets an unmodified producer write to a closed stream: it must be told at once, and be able to go on with
+// other streams. Readers do not care.
+func testClosedStream(t *testing.T, b *harness.Broker) {
+	ctx := testContext(t)
+	producer := newKgo(t, b.Addr)
+	record := func(stream, value string) *kgo.Record { return &kgo.Record{Topic: stream, Value: []byte(value)} }
+	if err := producer.ProduceSync(ctx, record("closed/a", "last")).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	brooklet(t, b, nil, "close", "closed/a")
+	for range 3 {
+		mustBe(t, "writing to a closed stream", producer.ProduceSync(ctx, record("closed/a", "x")).FirstErr(), kerr.PolicyViolation)
+		if err := producer.ProduceSync(ctx, record("closed/b", "open")).FirstErr(); err != nil {
+			t.Errorf("writing to another stream: %v", err)
+		}
+	}
+	if r := consume(t, b, "closed/a", 0, kgo.NewOffset().AtStart(), 1); string(r[0].Value) != "last" {
+		t.Errorf("the closed stream holds %q", r[0].Value)
+	}
+	if end := endOffset(t, b, "closed/a", 0); end != 1 {
+		t.Errorf("the closed stream ends at %d, want 1", end)
 	}
 }
 
