@@ -138,13 +138,17 @@ func openBucketView(ctx context.Context, opts BucketOptions) (*bucketView, error
 	}
 	s := &Store{opts: o, log: o.Logger, metrics: newMetrics(nil), codec: newStateCodec(), failed: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.checkpoints = newCheckpointer(s)
 	v := &bucketView{store: s}
 	err := v.list(ctx)
 	if err == nil {
 		err = s.openDatabase()
 	}
 	if err == nil {
-		v.follower, err = s.followLog(ctx)
+		v.follower, err = s.catchUp(ctx)
+		for errors.Is(err, errClaimLost) {
+			v.follower, err = s.catchUp(ctx)
+		}
 	}
 	if err == nil && v.follower.position.number == 0 {
 		err = fmt.Errorf("there is no commit log in %s/%s", o.Bucket.Location(), logDir(o.Shard))

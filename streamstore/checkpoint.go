@@ -75,8 +75,9 @@ type checkpointer struct {
 		created int64  // of the newest checkpoint, ms since 1970; 0 if there is none
 	}
 
-	// work serialises the making of checkpoints and guards what follows.
-	work      sync.Mutex
+	// work serialises the making of checkpoints and guards what follows: who has put a
+	// token into it may go on. It is held across I/O, and no mutex.
+	work      chan struct{}
 	newest    *manifest // to build upon; nil: begin with a base
 	sequence  uint64    // of the next part's name
 	lastTried time.Time
@@ -111,6 +112,7 @@ func newCheckpointer(s *Store) *checkpointer {
 		store:     s,
 		signal:    make(chan struct{}, 1),
 		loaded:    make(chan struct{}),
+		work:      make(chan struct{}, 1),
 		manifests: make(map[uint64]*manifest),
 		obsolete:  make(map[uint64]time.Time),
 	}
@@ -199,9 +201,9 @@ func (c *checkpointer) run(ctx context.Context) {
 
 // untilDue is the time until the next checkpoint is due, as far as is known now.
 func (c *checkpointer) untilDue() time.Duration {
-	c.work.Lock()
+	c.work <- struct{}{}
 	since, backoff := time.Since(c.lastTried), c.backoff
-	c.work.Unlock()
+	<-c.work
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -220,8 +222,8 @@ func (c *checkpointer) untilDue() time.Duration {
 // load finds the checkpoints that are in the bucket. It happens after the claim, which
 // the rules of deletion rely on.
 func (c *checkpointer) load(ctx context.Context) error {
-	c.work.Lock()
-	defer c.work.Unlock()
+	c.work <- struct{}{}
+	defer func() { <-c.work }()
 	c.lastTried = time.Now()
 	seen, err := c.find(ctx)
 	for err == nil && len(seen.kept) > 0 {
@@ -358,8 +360,8 @@ var errBaseDue = errors.New("a new base is due")
 
 // make makes a checkpoint, if there were commits since the last one.
 func (c *checkpointer) make(ctx context.Context) error {
-	c.work.Lock()
-	defer c.work.Unlock()
+	c.work <- struct{}{}
+	defer func() { <-c.work }()
 	err := c.makeLocked(ctx)
 	c.lastTried = time.Now()
 	if err == nil {
@@ -754,8 +756,8 @@ func (c *checkpointer) publish(ctx context.Context, m *manifest) error {
 // with the parts that no other checkpoint names. What fails is tried again the next
 // time.
 func (c *checkpointer) cleanUp(ctx context.Context) {
-	c.work.Lock()
-	defer c.work.Unlock()
+	c.work <- struct{}{}
+	defer func() { <-c.work }()
 	s := c.store
 	c.mu.Lock()
 	fence := c.mu.fence

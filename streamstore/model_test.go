@@ -111,6 +111,7 @@ type harness struct {
 	store      *Store
 	opened     []*Store
 	durability Durability
+	damaged    []uint64     // checkpoints that were spoilt
 	compacting atomic.Int32 // compactions that run beside the operations
 
 	// base is the state before the history; state is the one after it. The first
@@ -231,6 +232,10 @@ func (h *harness) open(fs *vfs.MemFS) *Store {
 		BlockCacheBytes:   1 << 20,
 		FenceCheckAfter:   pick(h.rng, time.Nanosecond, time.Hour),
 
+		CheckpointCommits:   pick(h.rng, 1, 5, 1000),
+		CheckpointBytes:     pick[int64](h.rng, 1, 1<<10, 1<<20),
+		CheckpointInterval:  pick(h.rng, time.Second, time.Hour),
+		CheckpointBandwidth: 1 << 40,
 		CompactionBandwidth: -1,
 		DeleteGrace:         -1,
 		compaction: compactionPolicy{
@@ -281,8 +286,10 @@ func (h *harness) step() {
 		h.list()
 	case n < 86:
 		h.setFaults()
-	case n < 88:
+	case n < 87:
 		h.compact()
+	case n < 88:
+		h.checkpoint()
 	case n < 92:
 		h.restart()
 	case n < 96:
@@ -555,6 +562,39 @@ func (h *harness) compact() {
 	h.checkUse()
 }
 
+// checkpoint makes a checkpoint and cleans older ones up. The history knows nothing of
+// it.
+func (h *harness) checkpoint() {
+	h.logf("checkpoint")
+	if err := h.store.checkpoints.make(context.Background()); err != nil {
+		h.fatalf("checkpoint: %v", err)
+	}
+	h.store.checkpoints.cleanUp(context.Background())
+}
+
+// damageCheckpoint spoils the newest checkpoint in one of several ways, if it and the
+// one before are sound: one damaged checkpoint has to be survived.
+func (h *harness) damageCheckpoint() {
+	all := checkpoints(h.t, h.memory)
+	if len(all) < 2 || slices.Contains(h.damaged, all[len(all)-1]) || slices.Contains(h.damaged, all[len(all)-2]) {
+		return
+	}
+	newest := all[len(all)-1]
+	name := checkpointName(0, newest)
+	m, before := mustManifest(h.t, h.memory, newest), mustManifest(h.t, h.memory, all[len(all)-2])
+	if last := m.parts[len(m.parts)-1]; h.chance(50) && !slices.Contains(before.parts, last) {
+		name = last.name.object(0)
+	}
+	b, err := h.memory.Get(context.Background(), name)
+	if err != nil {
+		h.fatalf("%v", err)
+	}
+	kind := pick(h.rng, slices.Sorted(maps.Keys(damages))...)
+	h.logf("damage checkpoint %d: %s %s", newest, name, kind)
+	h.damaged = append(h.damaged, newest)
+	overwrite(h.t, h.memory, name, damages[kind](b))
+}
+
 // checkUse proves that the count of live bytes is right and that every object in use is
 // in the bucket.
 func (h *harness) checkUse() {
@@ -708,6 +748,9 @@ func (h *harness) loseDisk() {
 	h.bucket.dead.Store(true)
 	_ = h.close(h.store)
 	h.fs = vfs.NewCrashableMem()
+	if h.chance(30) {
+		h.damageCheckpoint()
+	}
 	h.reopen(h.fs, h.durableWithoutDisk(), "after losing the disk")
 }
 

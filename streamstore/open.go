@@ -143,17 +143,7 @@ func (s *Store) lockBucket() (err error) {
 
 // followAndClaim brings the database to the end of the log and claims the shard.
 func (s *Store) followAndClaim(ctx context.Context) error {
-	checkpoints, err := s.prepareDisk(ctx)
-	if err != nil {
-		return err
-	}
-	f, err := s.followLog(ctx)
-	if err == nil {
-		err = f.checkReached(checkpoints)
-	}
-	if errors.Is(err, ErrCorrupt) {
-		return s.cleanedMeanwhile(ctx, checkpoints, err)
-	}
+	f, err := s.catchUp(ctx)
 	if err != nil {
 		return err
 	}
@@ -162,6 +152,24 @@ func (s *Store) followAndClaim(ctx context.Context) error {
 		return err
 	}
 	return s.loadTail(position)
+}
+
+// catchUp brings the database to the end of the log, from a checkpoint if need be. It
+// changes nothing in the bucket. errClaimLost: the log was cleaned up meanwhile, call it
+// again.
+func (s *Store) catchUp(ctx context.Context) (*follower, error) {
+	checkpoints, err := s.prepareDisk(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f, err := s.followLog(ctx)
+	if err == nil {
+		err = f.checkReached(checkpoints)
+	}
+	if errors.Is(err, ErrCorrupt) {
+		err = s.cleanedMeanwhile(ctx, checkpoints, err)
+	}
+	return f, err
 }
 
 // openDatabase opens or creates the local database.
