@@ -141,9 +141,10 @@ func groupLength(entries []*tailEntry) int {
 // needs that.
 func (a *appender) write(group []*tailEntry) error {
 	s := a.store
-	bytes, wantSync := int64(0), s.opts.Durability == Local
+	bytes, appended, wantSync := int64(0), int64(0), s.opts.Durability == Local
 	for _, e := range group {
 		bytes += e.size
+		appended += int64(len(e.batch))
 		wantSync = wantSync || e.wantSync
 	}
 	batch := s.db.NewBatchWithSize(int(bytes))
@@ -155,6 +156,7 @@ func (a *appender) write(group []*tailEntry) error {
 	entries := append([]*tailEntry(nil), group...)
 	s.metrics.groups.Inc()
 	s.metrics.groupAppends.Add(float64(len(entries)))
+	s.traffic.appended.Add(appended)
 	if !wantSync {
 		if err := s.db.Apply(batch, pebble.NoSync); err != nil {
 			return err

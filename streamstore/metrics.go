@@ -89,6 +89,13 @@ func (m *metrics) observe(s *Store) {
 	gauge("unflushed_appends", "Appends that are not in the bucket yet.", func() float64 {
 		return float64(s.queue.nextNumber() - s.flusher.durable.Load())
 	})
+	total := func(name, help string, value *atomic.Int64) {
+		m.registerer.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: "brooklet", Subsystem: "streamstore", Name: name, Help: help},
+			func() float64 { return float64(value.Load()) }))
+	}
+	total("appended_bytes_total", "Bytes of record batches written to the local database.", &s.traffic.appended)
+	total("read_bytes_total", "Bytes of record batches that reads returned, wherever they came from.", &s.traffic.read)
+	gauge("watched", "Streams and prefixes that readers wait for, each as often as it is waited for.", func() float64 { return float64(s.traffic.watching.Load()) })
 	gauge("tail_cache_bytes", "Appended bytes kept in memory.", func() float64 { return float64(s.tailCache.size()) })
 	gauge("segment_cache_bytes", "Bytes of extents kept in memory.", func() float64 { return float64(s.segments.size()) })
 	gauge("bucket_objects", "Objects of the commit log and segments that the store knows.", func() float64 { return float64(s.catalogue.totals().objects) })

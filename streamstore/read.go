@@ -43,6 +43,7 @@ func (s *Store) Read(ctx context.Context, id StreamID, offset int64, opts ReadOp
 	}
 	defer s.release(st)
 	r := reader{store: s, stream: st, next: offset, opts: opts}
+	defer func() { s.traffic.read.Add(int64(r.result.Bytes)) }()
 	for {
 		progress, err := r.step(ctx)
 		if err != nil && len(r.result.Chunks) > 0 && !errors.Is(err, ErrNoStream) {

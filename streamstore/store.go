@@ -43,6 +43,7 @@ type Store struct {
 	guard     *logGuard
 
 	prefixes prefixWatches
+	traffic  struct{ appended, read, watching atomic.Int64 }
 
 	checkpoints  *checkpointer
 	fetchedBytes atomic.Int64 // read from the bucket by recovery
@@ -71,6 +72,10 @@ type Stats struct {
 	TailCacheBytes  int64
 	SegmentBytes    int64 // of the segment cache
 	AppendNumber    uint64
+	AppendedBytes   int64 // written to the local database since it was opened
+	ReadBytes       int64 // returned by Read since then
+	Unflushed       int64 // appends and transactions that are not in the bucket yet
+	Watching        int64 // streams and prefixes that are watched, each as often as it is
 }
 
 // start begins the store's background work. The database is open, the shard is
@@ -177,6 +182,10 @@ func (s *Store) Stats() Stats {
 		TailCacheBytes:  s.tailCache.size(),
 		SegmentBytes:    s.segments.size(),
 		AppendNumber:    s.queue.nextNumber(),
+		AppendedBytes:   s.traffic.appended.Load(),
+		ReadBytes:       s.traffic.read.Load(),
+		Unflushed:       int64(s.queue.nextNumber() - s.flusher.durable.Load()),
+		Watching:        s.traffic.watching.Load(),
 	}
 }
 

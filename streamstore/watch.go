@@ -54,6 +54,7 @@ func (w *Watch) Add(id StreamID, key int) error {
 		st.mu.watchers = make(map[watcher]struct{})
 	}
 	st.mu.watchers[watcher{w, key}] = struct{}{}
+	w.store.traffic.watching.Add(1)
 	w.keys[key] = st
 	return nil
 }
@@ -63,6 +64,7 @@ func (w *Watch) Add(id StreamID, key int) error {
 func (w *Watch) Remove(key int) {
 	if name, ok := w.names[key]; ok {
 		delete(w.names, key)
+		w.store.traffic.watching.Add(-1)
 		w.store.prefixes.names.remove(name, watcher{w, key})
 		return
 	}
@@ -71,6 +73,7 @@ func (w *Watch) Remove(key int) {
 		return
 	}
 	delete(w.keys, key)
+	w.store.traffic.watching.Add(-1)
 	st.mu.Lock()
 	delete(st.mu.watchers, watcher{w, key})
 	st.mu.Unlock()
@@ -153,6 +156,7 @@ func (s *Store) WatchPrefix(prefix string) *PrefixWatch {
 	w := &PrefixWatch{store: s, prefix: prefix, ready: make(chan struct{}, 1)}
 	w.mu.pending = make(map[StreamID]struct{})
 	s.prefixes.change(func(list []*PrefixWatch) []*PrefixWatch { return append(list, w) })
+	s.traffic.watching.Add(1)
 	return w
 }
 
@@ -223,6 +227,7 @@ func (w *PrefixWatch) Take(ids []StreamID) (_ []StreamID, lost bool) {
 
 // Close ends the watch.
 func (w *PrefixWatch) Close() {
+	w.store.traffic.watching.Add(-1)
 	w.store.prefixes.change(func(list []*PrefixWatch) []*PrefixWatch {
 		return slices.DeleteFunc(list, func(other *PrefixWatch) bool { return other == w })
 	})

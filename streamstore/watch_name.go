@@ -13,6 +13,7 @@ func (w *Watch) AddName(name string, key int) {
 		w.names = make(map[int]string)
 	}
 	w.names[key] = name
+	w.store.traffic.watching.Add(1)
 	w.store.prefixes.names.add(name, watcher{w, key})
 }
 

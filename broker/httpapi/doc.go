@@ -2,6 +2,7 @@
 // docs/http.md is its manual, docs/openapi.yaml its contract, which the tests hold to what is served.
 //
 //	Server.ServeHTTP ──▶ routes.go ──▶ streams.go   PUT, PATCH, DELETE, HEAD, describe ──▶ Store.Commit
+//	   page.go: the live page      │
 //	   exchange.go: deadlines,     ├─▶ list.go      streams by prefix ──▶ Store.List
 //	   problems, query             ├─▶ append.go    POST ──▶ Server.appendBatch ──▶ Store.Append
 //	   body.go: request bodies     ├─▶ read.go      GET, long polls ──▶ reader.go ──▶ Store.Read

@@ -432,7 +432,7 @@ func TestList(t *testing.T) {
 
 func TestAddressesAndMethods(t *testing.T) {
 	d := openDoor(t, nil)
-	for _, path := range []string{"/", "/v1", "/v1/stream", "/v2/streams/a", "/v1/streams/"} {
+	for _, path := range []string{"/v1", "/page", "/page/", "/page/page.mjs", "/v1/stream", "/v2/streams/a", "/v1/streams/"} {
 		d.ask(404, "GET", path, "").wantProblem(t, noRoute)
 	}
 	a := d.ask(405, "TRACE", streamsPath+"/a/b", "")

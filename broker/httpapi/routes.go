@@ -33,6 +33,10 @@ var routes = []route{
 	{http.MethodPatch, streamsPath + "/{name}", "changeStream", (*Server).change},
 	{http.MethodDelete, streamsPath + "/{name}", "deleteStream", (*Server).delete},
 	{http.MethodGet, "/v1/openapi.yaml", "getContract", (*Server).contract},
+	{http.MethodGet, "/v1/stats", "getStats", (*Server).stats},
+	{http.MethodGet, "/", "getPage", pageFile("index.html")},
+	{http.MethodGet, "/page/page.css", "getPageStyle", pageFile("page.css")},
+	{http.MethodGet, "/page/page.js", "getPageScript", pageFile("page.js")},
 }
 
 // matches tells whether the address of a request is that of the route.
