@@ -328,6 +328,11 @@ func (f *fetch) serve(ctx context.Context, p *fetchPartition) {
 		return
 	}
 	limit := max(min(room, int(p.maxBytes)-f.heldOf(p)), 0)
+	if o, ok := f.atEnd(p); ok {
+		f.b.fetches.m.partitionReads.Inc()
+		f.accept(p, streamstore.ReadResult{Offsets: o}, nil, false)
+		return
+	}
 	granted, ok := f.reserve(ctx, limit)
 	if !ok {
 		f.starved = f.cold.n == 0
@@ -344,6 +349,16 @@ func (f *fetch) serve(ctx context.Context, p *fetchPartition) {
 	}
 	f.memory.settle(granted, read.Bytes)
 	f.accept(p, read, kerr, limit == room || granted < limit)
+}
+
+// atEnd tells that there is nothing to read of p, where its stream ends then, and takes no memory for that: of many
+// followers that ask at a time, nearly all find nothing. Whatever is not plain is left to the read.
+func (f *fetch) atEnd(p *fetchPartition) (o streamstore.Offsets, ok bool) {
+	if f.heldOf(p) > 0 || f.locate(p) != nil || p.stream == 0 {
+		return o, false
+	}
+	o, err := f.b.store.Offsets(p.stream)
+	return o, err == nil && f.position(p) == o.HighWatermark
 }
 
 // reserve takes memory for n bytes of records, or less, waiting for it if the fetch holds nothing.

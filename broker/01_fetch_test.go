@@ -792,6 +792,29 @@ func TestFetchWaitForMemoryEndsByDrain(t *testing.T) {
 	})
 }
 
+// A fetch that finds nothing to read waits for news, and not for memory, however little there is.
+func TestFetchAtTheEndTakesNoMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDataBroker(t, nil)
+		d.createTopic("orders", 1)
+		d.produce(at{topic: "orders"}, d.batchOf(1, 10))
+		all := reservation{pool: d.fetches.memory}
+		all.settle(0, int(d.opts.FetchMemory)/replyCopies)
+		began := time.Now()
+		wantZero(t, recordBytes(call[*kmsg.FetchResponse](d, fetchRequest(from("orders", 0, 1)), 12)))
+		wantZero(t, time.Since(began), "a fetch that does not wait")
+		done := d.fetchInBackground(waiting(fetchRequest(from("orders", 0, 1)), time.Minute, 1), 12)
+		synctest.Wait()
+		wantZero(t, testutil.ToFloat64(d.fetches.m.memoryWaits))
+		wantZero(t, testutil.ToFloat64(d.fetches.m.memoryEmpty))
+		all.release()
+		d.produce(at{topic: "orders"}, d.batchOf(1, 10))
+		wantLess(t, 0, recordBytes(<-done))
+		resp := call[*kmsg.FetchResponse](d, fetchRequest(fetchOf{at: at{topic: "orders"}, offset: 2, epoch: 7}), 12)
+		wantEqual(t, kerr.UnknownLeaderEpoch.Code, resp.Topics[0].Partitions[0].ErrorCode, "checks come first all the same")
+	})
+}
+
 func TestFetchNamedStream(t *testing.T) {
 	d := newDataBroker(t, nil)
 	d.produce(at{topic: "sessions/alice"}, d.batchOf(2, 10))
