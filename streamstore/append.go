@@ -1,6 +1,7 @@
 package streamstore
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 )
@@ -36,7 +37,13 @@ type AppendRequest struct {
 	// FromZero refuses the first batch of a producer that the stream does not know,
 	// or knows no more, unless its sequence number is 0.
 	FromZero bool
+	// Rows are rows of the key-value space that are written in one step with the batch.
+	// A duplicate writes none. They must not be changed afterwards.
+	Rows []Row
 }
+
+// Row is a row of the key-value space.
+type Row struct{ Key, Value []byte }
 
 // UnknownOffset stands for the offsets of a duplicate that the stream no longer
 // remembers.
@@ -96,6 +103,9 @@ func (s *Store) Append(ctx context.Context, req AppendRequest) (Appended, error)
 		return Appended{}, fmt.Errorf("%w: it has %d bytes, the limit is %d", ErrBatchTooLarge, len(batch), s.opts.MaxBatchBytes)
 	}
 	size := int64(len(batch)) + tailEntryOverhead
+	for _, row := range req.Rows {
+		size += int64(len(row.Key)+len(row.Value)) + tailEntryOverhead
+	}
 	if err := s.admit(ctx, size); err != nil {
 		return Appended{}, err
 	}
@@ -154,10 +164,8 @@ func (s *Store) appendAdmitted(batch recordBatch, req AppendRequest, size int64)
 	if s.opts.Durability == Remote && entry.wantSync {
 		entry.synced = make(chan struct{})
 	}
-	if req.Close {
-		row := st.mu.row
-		row.closed = true
-		if entry.txn, err = s.rowMutation(st.id, &row); err != nil {
+	if req.Close || len(req.Rows) > 0 {
+		if entry.txn, err = s.mutationOfAppendLocked(st, &req); err != nil {
 			s.unplaceLocked(st, entry)
 			return Appended{}, false, err
 		}
@@ -180,6 +188,25 @@ func (s *Store) appendAdmitted(batch recordBatch, req AppendRequest, size int64)
 		store:       s,
 		done:        entry.ackChannel(req.Ack),
 	}, true, nil
+}
+
+// mutationOfAppendLocked is what an append changes beside the records of its stream.
+func (s *Store) mutationOfAppendLocked(st *stream, req *AppendRequest) (*mutation, error) {
+	batch := s.db.NewBatch()
+	defer batch.Close()
+	if req.Close {
+		row := st.mu.row
+		row.closed = true
+		if err := batch.Set(streamKey(st.id), row.encode(), nil); err != nil {
+			return nil, err
+		}
+	}
+	for _, row := range req.Rows {
+		if err := batch.Set(kvKey(row.Key), row.Value, nil); err != nil {
+			return nil, err
+		}
+	}
+	return &mutation{rows: bytes.Clone(batch.Repr())}, nil
 }
 
 func (e *tailEntry) ackChannel(ack Ack) <-chan struct{} {

@@ -249,5 +249,13 @@ func (e *tailEntry) becomeDurable() {
 		st.notifyLocked()
 		st.mu.Unlock()
 	}
+	if e.txn != nil {
+		for _, st := range e.txn.renamed {
+			st.mu.Lock()
+			st.notifyLocked()
+			st.mu.Unlock()
+		}
+		e.txn.renamed = nil
+	}
 	close(e.durable)
 }

@@ -131,6 +131,7 @@ type rowCase struct {
 func rowCases() []rowCase {
 	row := streamRow{name: "a/b", created: 1000, start: -3, closed: true, touched: 2000, settings: Settings{
 		Retention: 90 * time.Second, RetentionBytes: 1 << 20, TTL: 300 * time.Millisecond, ContentType: "text/plain",
+		ExpiresAt: time.UnixMilli(3000).UTC(),
 	}}
 	forever := streamRow{name: "x", settings: DefaultSettings()}
 	x := extent{base: 100, last: 299, object: logObjectID(7), position: 128, length: 4096, maxTimestamp: -1, written: 1500}
@@ -143,9 +144,9 @@ func rowCases() []rowCase {
 		rows: []byte("rows"), deletes: []StreamID{1, 1 << 40}, trims: []trimSpan{{2, 3, 400}}, expired: []producerRef{{5, 6}},
 	}
 	return []rowCase{
-		{"stream", row, "02" + "03612f62" + "d00f" + "05" + "a0fe0a" + "80808001" + "01" + "a01f" + "ac02" + "0a746578742f706c61696e", row.encode,
+		{"stream", row, "03" + "03612f62" + "d00f" + "05" + "a0fe0a" + "80808001" + "01" + "a01f" + "ac02" + "0a746578742f706c61696e" + "f02e", row.encode,
 			func(b []byte) (any, error) { return decodeStreamRow(b) }},
-		{"stream for ever", forever, "02" + "0178" + "00" + "00" + "01" + "01" + "00" + "00" + "00" + "00", forever.encode,
+		{"stream for ever", forever, "03" + "0178" + "00" + "00" + "01" + "01" + "00" + "00" + "00" + "00" + "00", forever.encode,
 			func(b []byte) (any, error) { return decodeStreamRow(b) }},
 		{"extent", x, "01" + "07" + "8001" + "8020" + "c701" + "01" + "b817", func() []byte { return x.encode(nil) },
 			func(b []byte) (any, error) { return decodeExtent(extentKey(1, 299), b) }},
@@ -197,6 +198,13 @@ func TestOldRows(t *testing.T) {
 	want := streamRow{name: "a/b", created: 1000, start: -3, touched: 1000, settings: Settings{Retention: 90 * time.Second, RetentionBytes: 1 << 20}}
 	if row, err := decodeStreamRow(b); err != nil || row != want {
 		t.Errorf("stream row of version 1: %+v, %v; want %+v", row, err, want)
+	}
+	b, _ = hex.DecodeString("02" + "03612f62" + "d00f" + "05" + "a0fe0a" + "80808001" + "01" + "a01f" + "ac02" + "0a746578742f706c61696e")
+	want = streamRow{name: "a/b", created: 1000, start: -3, closed: true, touched: 2000, settings: Settings{
+		Retention: 90 * time.Second, RetentionBytes: 1 << 20, TTL: 300 * time.Millisecond, ContentType: "text/plain",
+	}}
+	if row, err := decodeStreamRow(b); err != nil || row != want {
+		t.Errorf("stream row of version 2: %+v, %v; want %+v", row, err, want)
 	}
 }
 

@@ -71,7 +71,7 @@ func (s *Store) expiringStreams(id StreamID) (batch []expiringStream, err error)
 		if err != nil {
 			return nil, err
 		}
-		if row.settings.expires() || row.settings.TTL > 0 {
+		if row.settings.expires() || row.settings.mortal() {
 			batch = append(batch, expiringStream{StreamID(keyNumber(iter.Key(), 0)), row})
 		}
 	}
@@ -98,9 +98,14 @@ func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) e
 	return nil
 }
 
-// stageDeath deletes a stream whose time to live is over.
+// stageDeath deletes a stream whose time to live is over, or whose end of life has
+// come.
 func (s *Store) stageDeath(t *Txn, id StreamID, row *streamRow) (dies bool, err error) {
 	now := s.opts.Now()
+	if over := row.settings.ExpiresAt; !over.IsZero() && !now.Before(over) {
+		t.Delete(id)
+		return true, nil
+	}
 	if row.settings.TTL <= 0 || now.UnixMilli()-row.touched <= row.settings.TTL.Milliseconds() {
 		return false, nil
 	}

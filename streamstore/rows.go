@@ -14,7 +14,7 @@ import (
 // a u length and its bytes.
 const (
 	rowVersion       = 1 // of all rows but those below
-	streamRowVersion = 2
+	streamRowVersion = 3
 )
 
 var errShortRow = errors.New("row ends early")
@@ -90,7 +90,8 @@ func appendString(b []byte, s string) []byte {
 //	version, name string, created i (ms since 1970), start i,
 //	retention i (ms, -1 for ever), retention bytes i (-1 unlimited);
 //	since version 2: flags u (bit 0: closed), touched i (ms since 1970),
-//	time to live u (ms, 0 for ever), content type string
+//	time to live u (ms, 0 for ever), content type string;
+//	since version 3: end of life i (ms since 1970, 0 never)
 //
 // The next offset is not stored: it follows the last extent or tail entry, and
 // is the start offset when there is none.
@@ -122,7 +123,8 @@ func (row *streamRow) encode() []byte {
 	b = binary.AppendUvarint(b, flags)
 	b = binary.AppendVarint(b, row.touched)
 	b = binary.AppendUvarint(b, uint64(row.settings.TTL.Milliseconds()))
-	return appendString(b, row.settings.ContentType)
+	b = appendString(b, row.settings.ContentType)
+	return binary.AppendVarint(b, row.settings.expiresAtMillis())
 }
 
 func decodeStreamRow(b []byte) (row streamRow, err error) {
@@ -139,6 +141,9 @@ func decodeStreamRow(b []byte) (row streamRow, err error) {
 	row.touched = r.varint()
 	row.settings.TTL = max(0, durationOfMillis(int64(r.uvarint())))
 	row.settings.ContentType = r.string()
+	if r.version >= 3 {
+		row.settings.ExpiresAt = timeOfMillis(r.varint())
+	}
 	return row, r.err
 }
 
@@ -222,6 +227,9 @@ type Settings struct {
 	// "application/json", or "". The store only keeps it: printable ASCII, at most
 	// MaxContentTypeBytes.
 	ContentType string
+	// ExpiresAt is the time at which the whole stream is deleted, whatever happens to
+	// it before. Millisecond precision. Zero, like all before 1970: never.
+	ExpiresAt time.Time
 }
 
 // MaxContentTypeBytes is the longest content type of a stream, in bytes.
@@ -250,6 +258,7 @@ func (s Settings) validate() error {
 // normal is the stored form: what means the same is the same.
 func (s Settings) normal() Settings {
 	s.TTL = max(s.TTL, 0).Truncate(time.Millisecond)
+	s.ExpiresAt = timeOfMillis(s.expiresAtMillis())
 	if s.Retention < 0 {
 		s.Retention = -1
 	} else {
@@ -260,6 +269,20 @@ func (s Settings) normal() Settings {
 }
 
 func (s Settings) expires() bool { return s.Retention >= 0 || s.RetentionBytes >= 0 }
+
+// mortal tells that the stream as a whole may be deleted one day.
+func (s Settings) mortal() bool { return s.TTL > 0 || !s.ExpiresAt.IsZero() }
+
+func (s Settings) expiresAtMillis() int64 { return max(s.ExpiresAt.UnixMilli(), 0) }
+
+// timeOfMillis turns the stored form back. It is in UTC, so that equal times are
+// equal values.
+func timeOfMillis(ms int64) time.Time {
+	if ms <= 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms).UTC()
+}
 
 func (s Settings) retentionMillis() int64 {
 	if s.Retention < 0 {

@@ -35,13 +35,18 @@ type StreamInfo struct {
 	Closed bool
 	// LastWrite is when the newest record was appended, as far as it is known: no
 	// earlier than that, and no later than when it reached the bucket or the stream was
-	// trimmed or configured after it. Without records, when the stream was made.
+	// trimmed, configured, renamed or touched after it. Without records, when the
+	// stream was made.
 	LastWrite time.Time
 	Offsets
 }
 
-// Expired reports whether the stream's time to live is over at now.
+// Expired reports whether the stream's time to live is over at now, or its end of life
+// has come.
 func (i *StreamInfo) Expired(now time.Time) bool {
+	if over := i.Settings.ExpiresAt; !over.IsZero() && !now.Before(over) {
+		return true
+	}
 	return i.Settings.TTL > 0 && now.Sub(i.LastWrite) > i.Settings.TTL
 }
 

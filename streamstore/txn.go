@@ -1,7 +1,6 @@
 package streamstore
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -41,6 +40,8 @@ const (
 	txnTrim
 	txnConfigure
 	txnClose
+	txnRename
+	txnTouch
 	txnDeleteIdle
 	txnSet
 	txnUnset
@@ -64,6 +65,12 @@ func (t *Txn) Create(name string, settings Settings) int {
 // keeps its settings, and Result.Created holds its id.
 func (t *Txn) CreateIfAbsent(name string, settings Settings) int {
 	return t.create(txnOp{kind: txnCreateIfAbsent, name: name, settings: settings})
+}
+
+// CreateAt is Create of a stream whose first record gets offset start, as if what was
+// before had been trimmed. A negative start is ErrOffsetOutOfRange.
+func (t *Txn) CreateAt(name string, settings Settings, start int64) int {
+	return t.create(txnOp{kind: txnCreate, name: name, settings: settings, offset: start})
 }
 
 func (t *Txn) create(op txnOp) int {
@@ -96,6 +103,14 @@ func (t *Txn) Configure(id StreamID, settings Settings) {
 // Close closes a stream: it takes no more appends, for ever. Closing it again
 // changes nothing.
 func (t *Txn) Close(id StreamID) { t.add(txnOp{kind: txnClose, id: id}) }
+
+// Rename gives a stream another name; Commit fails with ErrStreamExists if that is
+// taken. Records, id and settings stay. Those who watch the new name, or a prefix of it,
+// get news when the change is durable; those who look the name up may find it before.
+func (t *Txn) Rename(id StreamID, name string) { t.add(txnOp{kind: txnRename, id: id, name: name}) }
+
+// Touch begins the time to live of a stream anew, as a write to it does.
+func (t *Txn) Touch(id StreamID) { t.add(txnOp{kind: txnTouch, id: id}) }
 
 // deleteIdle removes a stream if its next offset is still offset, else Commit fails
 // with ErrConflict.
@@ -160,6 +175,8 @@ type mutation struct {
 	trims   []trimSpan
 	expired []producerRef
 
+	// renamed streams have news when the entry is durable.
+	renamed []*stream
 	// pinned streams are released when the rows are in the database: until then
 	// only memory knows their new state.
 	pinned []*stream
@@ -254,16 +271,6 @@ type touchedStream struct {
 	next    int64 // the stream's next offset must be this; AnyOffset: it need not
 }
 
-// rowMutation is a transaction that only changes one stream's row.
-func (s *Store) rowMutation(id StreamID, row *streamRow) (*mutation, error) {
-	batch := s.db.NewBatch()
-	defer batch.Close()
-	if err := batch.Set(streamKey(id), row.encode(), nil); err != nil {
-		return nil, err
-	}
-	return &mutation{rows: bytes.Clone(batch.Repr())}, nil
-}
-
 // queueTxn checks a transaction, makes it visible and queues it. The entry is
 // nil if there is nothing to change.
 func (s *Store) queueTxn(ctx context.Context, t *Txn) (Result, *tailEntry, error) {
@@ -334,6 +341,11 @@ func (g *txnStage) check(op *txnOp) error {
 		touched.changed = touched.changed || !touched.row.closed
 		touched.row.closed = true
 		return nil
+	case txnRename:
+		return g.rename(touched, op.name)
+	case txnTouch:
+		touched.row.touched, touched.changed = g.now(), true
+		return nil
 	default:
 		if err := op.settings.validate(); err != nil {
 			return err
@@ -353,6 +365,9 @@ func (g *txnStage) create(op *txnOp) error {
 	if err := op.settings.validate(); err != nil {
 		return err
 	}
+	if op.offset < 0 {
+		return fmt.Errorf("%w: a stream cannot start at %d", ErrOffsetOutOfRange, op.offset)
+	}
 	id, err := g.lookup(op.name)
 	if err != nil {
 		return err
@@ -367,14 +382,38 @@ func (g *txnStage) create(op *txnOp) error {
 	id = g.store.newStreamID()
 	st := &stream{id: id, prefixes: &g.store.prefixes}
 	now := g.now()
-	st.mu.row = streamRow{name: op.name, created: now, touched: now, settings: op.settings.normal()}
+	st.mu.row = streamRow{name: op.name, created: now, touched: now, start: op.offset, settings: op.settings.normal()}
+	st.mu.next, st.mu.hw = op.offset, op.offset
 	g.names[op.name] = id
 	g.created[id] = st
 	g.result.Created = append(g.result.Created, id)
-	if err := g.rows.Set(nameKey(op.name), numberKey(0, uint64(id))[1:], nil); err != nil {
+	if err := g.setName(op.name, id); err != nil {
 		return err
 	}
 	return g.rows.Set(streamKey(id), st.mu.row.encode(), nil)
+}
+
+func (g *txnStage) setName(name string, id StreamID) error {
+	return g.rows.Set(nameKey(name), numberKey(0, uint64(id))[1:], nil)
+}
+
+func (g *txnStage) rename(t *touchedStream, name string) error {
+	if err := ValidateName(name); err != nil {
+		return err
+	}
+	switch id, err := g.lookup(name); {
+	case err != nil:
+		return err
+	case id != 0:
+		return fmt.Errorf("%w: %q", ErrStreamExists, name)
+	}
+	if err := g.rows.Delete(nameKey(t.row.name), nil); err != nil {
+		return err
+	}
+	g.names[t.row.name], g.names[name] = 0, t.stream.id
+	t.row.name, t.row.touched, t.changed = name, g.now(), true
+	g.mutation.renamed = append(g.mutation.renamed, t.stream)
+	return g.setName(name, t.stream.id)
 }
 
 func (g *txnStage) lookup(name string) (StreamID, error) {
