@@ -1,5 +1,5 @@
-# Brooklet needs Go and nothing else to build and run. The tests want kcat as well (apt-get install kcat), make race a C
-# compiler.
+# Brooklet needs Go and nothing else to build and run. The tests want kcat and Chromium as well (apt-get install kcat
+# chromium), make race a C compiler.
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
