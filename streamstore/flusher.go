@@ -40,6 +40,7 @@ type flusher struct {
 
 	sealedTo uint64        // append number after the last in a sealed commit
 	durable  atomic.Uint64 // append number after the last in a durable commit
+	oldest   atomic.Int64  // when the oldest entry was appended that is in none, ms; 0: there is none
 	next     uint64        // number of the next log object
 	previous uint64        // number of the newest durable commit of the log
 	// started is the highest number of a log object whose upload may have begun,
@@ -151,6 +152,7 @@ func (f *flusher) run(ctx context.Context) {
 			f.store.fail(failure(err))
 			return
 		}
+		f.noteOldest()
 		if !timing && len(f.waiting) > 0 && f.target <= f.waiting[0].number {
 			timer.Reset(f.store.opts.FlushInterval)
 			timing = true
@@ -175,6 +177,20 @@ func (f *flusher) takeArrived() {
 		f.waitingBytes += e.size
 	}
 	f.waiting = append(f.waiting, arrived...)
+}
+
+// noteOldest tells the metrics how far behind the bucket is.
+func (f *flusher) noteOldest() {
+	oldest := int64(0)
+	if len(f.waiting) > 0 {
+		oldest = f.waiting[0].appended
+	}
+	for i := len(f.inflight) - 1; i >= 0; i-- {
+		if entries := f.inflight[i].entries; len(entries) > 0 {
+			oldest = entries[0].appended
+		}
+	}
+	f.oldest.Store(oldest)
 }
 
 // seal makes commits of what is due, while uploads are free.

@@ -89,6 +89,16 @@ func (m *metrics) observe(s *Store) {
 	gauge("unflushed_appends", "Appends that are not in the bucket yet.", func() float64 {
 		return float64(s.queue.nextNumber() - s.flusher.durable.Load())
 	})
+	gauge("unflushed_bytes", "Bytes of appends that are not in the bucket yet, with what they take beside their records.", func() float64 { return float64(s.unflushed.taken.Load()) })
+	gauge("flush_lag_seconds", "Age of the oldest append that is not in the bucket yet, 0 if there is none.", func() float64 {
+		oldest := s.flusher.oldest.Load()
+		if oldest == 0 {
+			return 0
+		}
+		return max(0, float64(s.opts.Now().UnixMilli()-oldest)/1000)
+	})
+	gauge("recovery_seconds", "Time that opening the store took.", func() float64 { return s.recovery.Took.Seconds() })
+	gauge("recovery_replayed_commits", "Log objects that were replayed then.", func() float64 { return float64(s.recovery.ReplayedCommits) })
 	total := func(name, help string, value *atomic.Int64) {
 		m.registerer.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: "brooklet", Subsystem: "streamstore", Name: name, Help: help},
 			func() float64 { return float64(value.Load()) }))

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"go.uber.org/zap"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/brookletmq/brooklet/objstore"
 )
@@ -571,7 +570,7 @@ func (s *Store) loadTail(p position) error {
 		bytes += e.size
 	}
 	// A tail larger than the limit, which may have been lowered, still fits.
-	s.unflushed = semaphore.NewWeighted(max(bytes, s.opts.MaxUnflushedBytes))
+	s.unflushed = newByteLimit(max(bytes, s.opts.MaxUnflushedBytes))
 	s.unflushed.TryAcquire(bytes)
 	for _, e := range entries {
 		if err := s.readopt(e, deleted); err != nil {

@@ -208,7 +208,7 @@ func (s *Store) queueExpiredProducers(ctx context.Context, expired []producerRef
 	if err := s.admit(ctx, size); err != nil {
 		return err
 	}
-	entry := &tailEntry{size: size, producer: noProducer, txn: &mutation{expired: expired}, durable: make(chan struct{})}
+	entry := &tailEntry{size: size, producer: noProducer, appended: s.opts.Now().UnixMilli(), txn: &mutation{expired: expired}, durable: make(chan struct{})}
 	if err := s.queue.push(entry); err != nil {
 		s.unflushed.Release(size)
 		return err

@@ -37,7 +37,7 @@ type Store struct {
 	queue     appendQueue
 	appender  appender
 	flusher   *flusher
-	unflushed *semaphore.Weighted // bytes
+	unflushed *byteLimit
 	disk      diskGuard
 	witness   witness // written by the goroutine of runSync
 	guard     *logGuard
@@ -230,6 +230,35 @@ func (s *Store) admit(ctx context.Context, size int64) error {
 		return fmt.Errorf("%w: %d bytes wait for the bucket (%s)", ErrBackpressure, s.opts.MaxUnflushedBytes, s.opts.Bucket.Location())
 	}
 	return nil
+}
+
+// byteLimit is a semaphore of bytes that tells how many are taken.
+type byteLimit struct {
+	*semaphore.Weighted
+	taken atomic.Int64
+}
+
+func newByteLimit(n int64) *byteLimit { return &byteLimit{Weighted: semaphore.NewWeighted(n)} }
+
+func (l *byteLimit) TryAcquire(n int64) bool {
+	ok := l.Weighted.TryAcquire(n)
+	if ok {
+		l.taken.Add(n)
+	}
+	return ok
+}
+
+func (l *byteLimit) Acquire(ctx context.Context, n int64) error {
+	err := l.Weighted.Acquire(ctx, n)
+	if err == nil {
+		l.taken.Add(n)
+	}
+	return err
+}
+
+func (l *byteLimit) Release(n int64) {
+	l.taken.Add(-n)
+	l.Weighted.Release(n)
 }
 
 // diskGuard refuses appends before the local disk is full, because a database

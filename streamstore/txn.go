@@ -486,7 +486,7 @@ func (g *txnStage) queue(size int64) (*tailEntry, error) {
 		return nil, nil
 	}
 	g.mutation.rows = append([]byte(nil), g.rows.Repr()...)
-	entry := &tailEntry{size: size, producer: noProducer, txn: g.mutation, durable: make(chan struct{})}
+	entry := &tailEntry{size: size, producer: noProducer, appended: g.now(), txn: g.mutation, durable: make(chan struct{})}
 	s := g.store
 	for _, st := range g.created {
 		s.adopt(st)
