@@ -824,6 +824,7 @@ func (h *harness) reopen(fs *vfs.MemFS, must int, when string) {
 func (h *harness) verifyAll(when string) {
 	h.t.Helper()
 	h.flush()
+	synctest.Wait() // with local durability readers see an append once it is synced, which Flush does not wait for
 	if actual := h.dump(); !h.state.equal(actual) {
 		h.fatalf("%s: %s", when, h.state.difference(actual))
 	}
