@@ -451,7 +451,7 @@ const maxLevel = 64
 
 // compactionPolicy says when what is compacted.
 type compactionPolicy struct {
-	interval time.Duration // between two looks
+	interval time.Duration // between two looks; default: Options.CompactionInterval
 	// The log's short runs are due when they have so many bytes, lie in so many
 	// objects, have so many extents, or, if there are at least ageObjects, are so old.
 	bytes      int64 // default: Options.CompactionBytes
@@ -459,25 +459,24 @@ type compactionPolicy struct {
 	extents    int64
 	age        time.Duration
 	ageObjects int
-	fanout     int   // so many runs of a level become one of the next
-	longRun    int64 // runs of one stream of this size stay where they are
-	output     int64 // size of a segment; default: from Options.CompactionMemory
-	rewriteAge time.Duration
+	fanout     int           // so many runs of a level become one of the next
+	longRun    int64         // runs of one stream of this size stay where they are
+	output     int64         // size of a segment; default: from Options.CompactionMemory
+	rewriteAge time.Duration // of objects that are mostly dead
 }
 
 // maxSegmentBytes is the size of a segment where memory allows it.
 const maxSegmentBytes = 64 << 20
 
-func defaultCompactionPolicy() compactionPolicy {
+func defaultCompactionPolicy(rewriteAge time.Duration) compactionPolicy {
 	return compactionPolicy{
-		interval:   10 * time.Second,
 		objects:    1024,
 		extents:    2 << 20,
 		age:        24 * time.Hour,
 		ageObjects: 16,
 		fanout:     8,
 		longRun:    512 << 10,
-		rewriteAge: time.Hour,
+		rewriteAge: rewriteAge,
 	}
 }
 

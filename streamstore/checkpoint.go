@@ -93,8 +93,9 @@ const (
 	partTarget = 32 << 20
 	// maxPartBytes bounds a part: one with a single huge state section or row.
 	maxPartBytes = 4 << 30
-	// minBaseBytes: bundles up to this size do not make a new base due.
-	minBaseBytes = 8 << 20
+	// minBaseFactor: bundles up to so many times Options.CheckpointBytes do not make a
+	// new base due.
+	minBaseFactor = 2
 	// maxPendingBytes bounds the state sections kept in memory; what is dropped is read
 	// back from the log.
 	maxPendingBytes = 16 << 20
@@ -410,7 +411,7 @@ func (c *checkpointer) extend(ctx context.Context, body []byte, after uint64, ne
 		created: c.store.opts.Now().UnixMilli(), parts: slices.Clone(last.parts),
 	}
 	w := bundleWriter{checkpointer: c, manifest: m, at: last.position}
-	w.limit = max(minBaseBytes, m.bytes(partTable)) - m.bytes(partBundle)
+	w.limit = max(minBaseFactor*c.store.opts.CheckpointBytes, m.bytes(partTable)) - m.bytes(partBundle)
 	if after > last.position.number {
 		if err := w.readBack(ctx, after); err != nil {
 			return nil, err

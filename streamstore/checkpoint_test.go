@@ -577,7 +577,7 @@ func TestNewBase(t *testing.T) {
 				last = m.base.number
 				bases++
 			}
-			if total := m.bytes(partTable) + m.bytes(partBundle); total > minBaseBytes+2<<20 {
+			if total := m.bytes(partTable) + m.bytes(partBundle); total > minBaseFactor*p.opts.CheckpointBytes+2<<20 {
 				t.Errorf("a cold start reads %d bytes", total)
 			}
 		}

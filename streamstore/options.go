@@ -71,6 +71,9 @@ type Options struct {
 	// they are merged into segments. More means fewer rewrites and more small reads of
 	// recent history. Default 1 GiB.
 	CompactionBytes int64
+	// CompactionInterval is the time between two looks for something to compact, and for
+	// objects to delete. Default 10 s, at least 1 ms.
+	CompactionInterval time.Duration
 	// CompactionBandwidth bounds what compaction writes, in bytes per second. Default
 	// 64 MiB/s; negative: unlimited.
 	CompactionBandwidth int64
@@ -80,7 +83,8 @@ type Options struct {
 	CompactionMemory int64
 	// DeleteGrace is how long an object of the bucket that is no longer needed is kept
 	// for readers that may still use it, and against writers that do not know yet that
-	// they were fenced. Default 1 h; negative: none, for tests.
+	// they were fenced. Objects that are mostly dead are not rewritten before they are
+	// as old. Default 1 h; negative: none, for tests.
 	DeleteGrace time.Duration
 	// ProducerExpiry is how long the state of an idle idempotent producer is
 	// kept, as Kafka's producer.id.expiration.ms. Default 24 h.
@@ -92,7 +96,9 @@ type Options struct {
 	// before anything is acknowledged. Default 10 s.
 	FenceCheckAfter time.Duration
 	// CheckpointBytes: a checkpoint is made when the changes of metadata since the
-	// last one, as they are in the log, have this many bytes. Default 4 MiB.
+	// last one, as they are in the log, have this many bytes. It begins anew with all of
+	// the metadata when the changes since it last did so are twice that, and as much as
+	// the metadata. Default 4 MiB.
 	CheckpointBytes int64
 	// CheckpointCommits: a checkpoint is made after this many commits. A start with
 	// an empty disk reads at most about twice this many log objects. Default 256.
@@ -138,7 +144,9 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.CompactionBandwidth, 64<<20)
 	setDefault(&o.CompactionMemory, 128<<20)
 	setDefault(&o.DeleteGrace, time.Hour)
-	setDefault(&o.compaction, defaultCompactionPolicy())
+	setDefault(&o.CompactionInterval, 10*time.Second)
+	setDefault(&o.compaction, defaultCompactionPolicy(o.DeleteGrace))
+	setDefault(&o.compaction.interval, o.CompactionInterval)
 	setDefault(&o.compaction.bytes, o.CompactionBytes)
 	setDefault(&o.compaction.output, min(maxSegmentBytes, o.CompactionMemory/2))
 	setDefault(&o.ProducerExpiry, 24*time.Hour)
@@ -185,6 +193,7 @@ func (o *Options) Validate() error {
 	check(o.DiskCacheBytes >= 0, "disk cache bytes must not be negative, but are %d", o.DiskCacheBytes)
 	check(o.BlockCacheBytes > 0, "block cache bytes must be positive, not %d", o.BlockCacheBytes)
 	check(o.CompactionBytes > 0, "compaction bytes must be positive, not %d", o.CompactionBytes)
+	check(o.CompactionInterval >= time.Millisecond, "compaction interval %v is too short, the least is 1ms", o.CompactionInterval)
 	check(o.CompactionMemory >= 1<<20, "compaction memory must be at least 1 MiB, not %d bytes", o.CompactionMemory)
 	check(o.ProducerExpiry > 0, "producer expiry must be positive, not %v", o.ProducerExpiry)
 	check(o.CheckpointBytes > 0, "checkpoint bytes must be positive, not %d", o.CheckpointBytes)

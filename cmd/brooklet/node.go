@@ -175,9 +175,13 @@ func (n *node) openStore(ctx context.Context) error {
 		RetentionInterval: s.retentionCheckInterval,
 
 		CompactionBytes:     s.compactionBytes,
+		CompactionInterval:  s.compactionInterval,
 		CompactionBandwidth: s.compactionBandwidth,
 		CompactionMemory:    s.memory.compaction,
 		DeleteGrace:         s.deleteGrace,
+		CheckpointInterval:  s.checkpointInterval,
+		CheckpointCommits:   s.checkpointCommits,
+		CheckpointBytes:     s.checkpointBytes,
 
 		Logger:     n.log.Named("store"),
 		Registerer: n.registry,

@@ -56,8 +56,12 @@ type settings struct {
 	flushBytes, maxUnflushedBytes int64
 	retentionCheckInterval        time.Duration
 	compactionBytes               int64
+	compactionInterval            time.Duration
 	compactionBandwidth           int64 // bytes per second
 	deleteGrace                   time.Duration
+	checkpointInterval            time.Duration
+	checkpointCommits             int
+	checkpointBytes               int64
 
 	autoCreateTopics  bool
 	defaultPartitions int
@@ -115,9 +119,13 @@ func (s *settings) options() []*option {
 			bytesOption("flush-bytes", &s.flushBytes, 32*mib, 64*kib, gib, "a flush begins before the interval is over when this many `BYTES` wait"),
 			bytesOption("max-unflushed-bytes", &s.maxUnflushedBytes, gib, 64*mib, math.MaxInt64, "writes wait, and at last fail with a retriable error, while this many `BYTES` have not reached the bucket"),
 			diskCacheOption(&s.memory.diskCache),
-			bytesOption("compaction-bytes", &s.compactionBytes, gib, mib, math.MaxInt64, "short runs of records are merged into segments when this many `BYTES` of them have gathered in the bucket's commit log"),
+			bytesOption("compaction-bytes", &s.compactionBytes, gib, 64*kib, math.MaxInt64, "short runs of records are merged into segments when this many `BYTES` of them have gathered in the bucket's commit log"),
+			durationOption("compaction-interval", &s.compactionInterval, 10*time.Second, 100*time.Millisecond, "`TIME` between two looks for what to compact, and for objects of the bucket to delete"),
 			bytesOption("compaction-bandwidth", &s.compactionBandwidth, 64*mib, 64*kib, math.MaxInt64, "`BYTES` a second that compaction writes to the bucket at most"),
 			durationOption("delete-grace", &s.deleteGrace, time.Hour, time.Second, "`TIME` for which objects of the bucket are kept after nothing in them is needed any more"),
+			durationOption("checkpoint-interval", &s.checkpointInterval, 10*time.Minute, time.Second, "a checkpoint of the metadata is written to the bucket, if anything has changed, when the last one is this old, `TIME`. A start with an empty disk begins with the newest checkpoint"),
+			intOption("checkpoint-commits", &s.checkpointCommits, 256, 1, math.MaxInt32, "a checkpoint is also written after this many objects of the commit log; a start with an empty disk reads about twice as many at most"),
+			bytesOption("checkpoint-bytes", &s.checkpointBytes, 4*mib, 4*kib, gib, "a checkpoint is also written when the changes of metadata since the last one have this many `BYTES`"),
 			durationOption("retention-check-interval", &s.retentionCheckInterval, 5*time.Minute, time.Second, "`TIME` between two looks for records past their retention"),
 		),
 		inCategory(categoryTopics,
