@@ -525,8 +525,9 @@ func TestCompactionBreaksOff(t *testing.T) {
 		}
 		fs := p.kill()
 		cancel()
-		p.stop()
+		p.cancel() // what waits for a commit ends with the store alone
 		err := <-result
+		p.stop()
 		p = startProcess(t, bucket, fs, eager)
 		checkFill(t, p.Store, want)
 		checkUse(t, p.Store)
