@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -106,12 +105,10 @@ type followers struct {
 
 func (f *followers) connections() int { return (f.count + f.perConnection - 1) / f.perConnection }
 
-// mostConnections is how many fit into the limit of open files. The broker raises its limit by itself, as far as this
-// process may.
+// mostConnections is how many fit into the limit of open files.
 func mostConnections() (int, error) {
-	var limit syscall.Rlimit
-	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
-	return int(limit.Max) - spareFiles, err
+	files, err := mostFiles()
+	return files - spareFiles, err
 }
 
 // checkFiles checks that there are files enough.

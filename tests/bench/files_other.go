@@ -1,0 +1,7 @@
+//go:build !unix
+
+package main
+
+import "math"
+
+func mostFiles() (int, error) { return math.MaxInt32, nil }
