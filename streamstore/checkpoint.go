@@ -85,6 +85,7 @@ type checkpointer struct {
 
 	manifests map[uint64]*manifest // of those in the bucket, as far as known; nil: damaged
 	obsolete  map[uint64]time.Time // since when a checkpoint is older than the two newest ones
+	bad       []partName           // parts found damaged
 	doomed    []string             // parts of deleted checkpoints, still to be deleted
 }
 
@@ -534,11 +535,11 @@ func (c *checkpointer) mergeBundles(ctx context.Context, m *manifest) error {
 			p := &run[j]
 			b, err := c.store.readPart(ctx, p)
 			if err != nil {
-				return c.damaged(err)
+				return c.damaged(p.name, err)
 			}
 			body, err := bundleBody(p.name.object(c.store.opts.Shard), c.store.opts.Shard, p.after, p.last, b)
 			if err != nil {
-				return c.damaged(err)
+				return c.damaged(p.name, err)
 			}
 			object = append(object, body...)
 		}
@@ -557,12 +558,12 @@ func (c *checkpointer) mergeBundles(ctx context.Context, m *manifest) error {
 }
 
 // damaged: a part of the newest checkpoint cannot be read, so a base is due.
-func (c *checkpointer) damaged(err error) error {
+func (c *checkpointer) damaged(p partName, err error) error {
 	if !errors.Is(err, ErrCorrupt) {
 		return err
 	}
 	c.store.log.Warn("a part of the newest checkpoint is damaged, making a new base", zap.Error(err))
-	c.newest = nil
+	c.newest, c.bad = nil, append(c.bad, p)
 	return errBaseDue
 }
 
@@ -746,11 +747,38 @@ func (c *checkpointer) publish(ctx context.Context, m *manifest) error {
 	s.metrics.checkpointBytes.Add(float64(len(object)))
 	c.newest = m
 	c.manifests[m.position.number] = m
+	if err := c.dropDamaged(ctx); err != nil {
+		return err
+	}
 	seen, err := c.find(ctx)
 	if err == nil {
 		c.note(seen)
 	}
 	return err
+}
+
+// dropDamaged deletes the checkpoints that name a damaged part, now that there is a
+// newer one that does not.
+func (c *checkpointer) dropDamaged(ctx context.Context) error {
+	if len(c.bad) == 0 {
+		return nil
+	}
+	numbers, err := c.store.listCheckpoints(ctx)
+	if err != nil {
+		return err
+	}
+	for _, number := range numbers {
+		m, err := c.manifest(ctx, number)
+		if err != nil {
+			return err
+		}
+		if m != nil && slices.ContainsFunc(m.parts, func(p part) bool { return slices.Contains(c.bad, p.name) }) {
+			c.distrust(number)
+			c.store.deleteDamaged(ctx, number)
+		}
+	}
+	c.bad = nil
+	return nil
 }
 
 // cleanUp deletes the checkpoints that have been obsolete for the grace time, each

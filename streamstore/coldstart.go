@@ -106,8 +106,9 @@ func (s *Store) prepareDisk(ctx context.Context) (checkpoints []uint64, err erro
 			return nil, errForeignClaim
 		}
 	}
+	var damaged []uint64
 	for _, number := range slices.Backward(checkpoints) {
-		err := s.rebuildFrom(ctx, number)
+		err := s.rebuildFrom(ctx, number, damaged)
 		if err == nil {
 			return checkpoints, nil
 		}
@@ -116,6 +117,7 @@ func (s *Store) prepareDisk(ctx context.Context) (checkpoints []uint64, err erro
 		}
 		s.log.Warn("a checkpoint is damaged, trying an older one", zap.Uint64("commit", number), zap.Error(err))
 		s.checkpoints.distrust(number)
+		damaged = append(damaged, number)
 	}
 	if f.position.number > 0 {
 		return checkpoints, nil // the log may still be whole; checkReached tells
@@ -222,7 +224,11 @@ func (o *Options) restoreDir() string { return path.Join(o.Dir, "restore") }
 // checked first. A crash leaves a database without a position, which prepareDisk
 // rebuilds again, or one at a position from which the log, or again a checkpoint, leads
 // on. A *CorruptError means that the checkpoint cannot be used.
-func (s *Store) rebuildFrom(ctx context.Context, number uint64) (err error) {
+//
+// The newer ones that were found damaged are deleted before the database is usable: one
+// that is opened in place does not look at their parts again, and its owner would build
+// upon them.
+func (s *Store) rebuildFrom(ctx context.Context, number uint64, damaged []uint64) (err error) {
 	m, err := s.readManifest(ctx, number)
 	if err != nil {
 		return err
@@ -238,6 +244,11 @@ func (s *Store) rebuildFrom(ctx context.Context, number uint64) (err error) {
 	if err := s.fetchParts(ctx, m); err != nil {
 		return err
 	}
+	if !s.readOnly {
+		for _, number := range damaged {
+			s.deleteDamaged(ctx, number)
+		}
+	}
 	if err := s.replaceDatabase(); err != nil {
 		return err
 	}
@@ -250,6 +261,17 @@ func (s *Store) rebuildFrom(ctx context.Context, number uint64) (err error) {
 	s.recovery.Checkpoint = m.position.number
 	s.log.Info("rebuilt the local database from a checkpoint", zap.Uint64("commit", m.position.number), zap.Int("parts", len(m.parts)))
 	return nil
+}
+
+// deleteDamaged deletes the manifest of a damaged checkpoint. Its parts stay: others may
+// name them.
+func (s *Store) deleteDamaged(ctx context.Context, number uint64) {
+	name := checkpointName(s.opts.Shard, number)
+	if err := s.opts.Bucket.Delete(ctx, name); err != nil {
+		s.log.Error("a damaged checkpoint cannot be deleted, remove its object by hand", zap.String("object", name), zap.Error(err))
+		return
+	}
+	s.log.Warn("deleted a damaged checkpoint", zap.String("object", name))
 }
 
 func (s *Store) restoreFile(i int) string { return path.Join(s.opts.restoreDir(), strconv.Itoa(i)) }
