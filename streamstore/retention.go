@@ -89,8 +89,8 @@ func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) e
 	}
 	_, _, err = s.queueTxn(ctx, t)
 	switch {
-	case errors.Is(err, ErrNoStream), errors.Is(err, ErrOffsetOutOfRange), errors.Is(err, ErrConflict):
-		return nil // deleted or written to meanwhile, or flushed before it is synced: the next pass
+	case errors.Is(err, ErrNoStream), errors.Is(err, ErrOffsetOutOfRange), errors.Is(err, ErrConflict), errors.Is(err, errChanged):
+		return nil // deleted, written to or changed meanwhile, or flushed before it is synced: the next pass
 	case err != nil:
 		return err
 	}
@@ -116,7 +116,7 @@ func (s *Store) stageDeath(t *Txn, id StreamID, row *streamRow) (dies bool, err 
 	if err != nil || !info.Expired(now) {
 		return false, err
 	}
-	t.deleteIdle(id, info.Next)
+	t.deleteIdle(id, row, info.Next)
 	return true, nil
 }
 
@@ -126,7 +126,7 @@ func (s *Store) stageExpiry(t *Txn, id StreamID, row *streamRow) error {
 	if err != nil || start <= row.start {
 		return err
 	}
-	t.expire(id, start, written)
+	t.expire(id, row, start, written)
 	return nil
 }
 

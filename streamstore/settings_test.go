@@ -213,21 +213,68 @@ func TestTimeToLive(t *testing.T) {
 	})
 }
 
-// A write that comes between the look at a stream and its deletion keeps it.
-func TestTimeToLiveRace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := startProcess(t, objstore.NewMemory(), vfs.NewCrashableMem(), nil)
-		id := mustCreate(t, p.Store, "s")
-		txn := NewTxn()
-		txn.deleteIdle(id, 0)
-		mustWait(t, mustAppend(t, p.Store, id, simpleBatch("x")))
-		if _, err := p.Commit(context.Background(), txn); !errors.Is(err, ErrConflict) {
-			t.Errorf("deletion after a write: %v", err)
+// What happens to a stream between the look of retention at it and the deletion or trim
+// keeps it, or its records: a write, a trim, new settings. A pass looks at many streams
+// and may have to wait for the bucket in between.
+func TestRetentionRaces(t *testing.T) {
+	die, expire := Settings{Retention: -1, RetentionBytes: -1, TTL: time.Hour}, Settings{Retention: time.Hour, RetentionBytes: -1}
+	write := func(t *testing.T, s *Store, id StreamID) { mustWait(t, mustAppend(t, s, id, simpleBatch("y"))) }
+	configure := func(settings Settings) func(*testing.T, *Store, StreamID) {
+		return func(t *testing.T, s *Store, id StreamID) {
+			mustCommit(t, s, func(txn *Txn) { txn.Configure(id, settings) })
 		}
-		if got := readStream(t, p.Store, "s"); !slices.Equal(got, []string{"x"}) {
-			t.Errorf("read %q", got)
-		}
-	})
+	}
+	for what, race := range map[string]struct {
+		settings  Settings
+		meanwhile func(*testing.T, *Store, StreamID)
+		want      []string
+	}{
+		"write":                  {die, write, []string{"x", "y"}},
+		"configured to stay":     {die, configure(DefaultSettings()), []string{"x"}},
+		"configured the same":    {die, configure(die), []string{"x"}},
+		"trimmed":                {die, func(t *testing.T, s *Store, id StreamID) { mustCommit(t, s, func(txn *Txn) { txn.Trim(id, 1) }) }, nil},
+		"records to stay":        {expire, configure(DefaultSettings()), []string{"x"}},
+		"records to stay longer": {expire, configure(Settings{Retention: 3 * time.Hour, RetentionBytes: -1}), []string{"x"}},
+		"records and write":      {expire, write, []string{"y"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := startProcess(t, objstore.NewMemory(), vfs.NewCrashableMem(), func(o *Options) { o.RetentionInterval = 1000 * time.Hour })
+				id := createWith(t, p.Store, "s", race.settings)
+				mustWait(t, mustAppend(t, p.Store, id, batchSpec{payload: []byte("x"), timestamp: time.Now().UnixMilli()}.encode()))
+				flushOne(t, p.Store)
+				time.Sleep(2 * time.Hour)
+				seen, err := p.expiringStreams(0)
+				if err != nil || len(seen) != 1 {
+					t.Fatalf("%d streams that expire, %v", len(seen), err)
+				}
+				// One pass looks before the change, one after.
+				dying := NewTxn()
+				if _, err := p.stageDeath(dying, id, &seen[0].row); err != nil {
+					t.Fatal(err)
+				}
+				expiring := NewTxn()
+				if race.settings.expires() {
+					if err := p.stageExpiry(expiring, id, &seen[0].row); err != nil {
+						t.Fatal(err)
+					}
+				}
+				race.meanwhile(t, p.Store, id)
+				for _, txn := range []*Txn{dying, expiring} {
+					if _, _, err := p.queueTxn(context.Background(), txn); err != nil && !errors.Is(err, ErrConflict) && !errors.Is(err, errChanged) {
+						t.Fatal(err)
+					}
+				}
+				if err := p.expireStream(context.Background(), id, &seen[0].row); err != nil {
+					t.Fatal(err)
+				}
+				flushOne(t, p.Store)
+				if got := readStream(t, p.Store, "s"); !slices.Equal(got, race.want) {
+					t.Errorf("read %q, want %q", got, race.want)
+				}
+			})
+		})
+	}
 }
 
 // The sequence numbers of a named producer count appends; all that it sent before in

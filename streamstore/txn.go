@@ -3,6 +3,7 @@ package streamstore
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -29,6 +30,7 @@ type txnOp struct {
 	// touched is what retention knows of the last write to what it trims, ms; 0: the
 	// trim is a user's.
 	touched int64
+	seen    *streamRow // what retention decided by; nil: the change is a user's
 }
 
 type txnKind int8
@@ -90,9 +92,10 @@ func (t *Txn) Trim(id StreamID, offset int64) {
 }
 
 // expire is a trim by retention; written is when the last record that it takes away
-// was written, ms.
-func (t *Txn) expire(id StreamID, offset, written int64) {
-	t.add(txnOp{kind: txnTrim, id: id, offset: offset, touched: max(written, 1)})
+// was written, ms. Commit fails with errChanged if the stream has other settings than
+// seen.
+func (t *Txn) expire(id StreamID, seen *streamRow, offset, written int64) {
+	t.add(txnOp{kind: txnTrim, id: id, offset: offset, touched: max(written, 1), seen: seen})
 }
 
 // Configure replaces a stream's settings.
@@ -113,10 +116,15 @@ func (t *Txn) Rename(id StreamID, name string) { t.add(txnOp{kind: txnRename, id
 func (t *Txn) Touch(id StreamID) { t.add(txnOp{kind: txnTouch, id: id}) }
 
 // deleteIdle removes a stream if its next offset is still offset, else Commit fails
-// with ErrConflict.
-func (t *Txn) deleteIdle(id StreamID, offset int64) {
-	t.add(txnOp{kind: txnDeleteIdle, id: id, offset: offset})
+// with ErrConflict, and if it has not been trimmed or configured since it was as seen,
+// else with errChanged.
+func (t *Txn) deleteIdle(id StreamID, seen *streamRow, offset int64) {
+	t.add(txnOp{kind: txnDeleteIdle, id: id, offset: offset, seen: seen})
 }
+
+// errChanged: a stream is no longer as retention saw it, so the decision is to be made
+// again.
+var errChanged = errors.New("the stream was changed meanwhile")
 
 // Set writes a row of the key-value space.
 func (t *Txn) Set(key, value []byte) { t.add(txnOp{kind: txnSet, key: key, value: value}) }
@@ -329,8 +337,14 @@ func (g *txnStage) check(op *txnOp) error {
 	if err != nil {
 		return err
 	}
+	if op.seen != nil && op.seen.settings != touched.row.settings {
+		return errChanged
+	}
 	switch op.kind {
 	case txnDeleteIdle:
+		if op.seen.touched != touched.row.touched {
+			return errChanged
+		}
 		touched.next = op.offset
 		return g.delete(touched)
 	case txnDelete:
