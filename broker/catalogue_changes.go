@@ -226,23 +226,32 @@ func (c *catalogue) alter(ctx context.Context, alterations []alteration, checked
 		if err != nil {
 			return err
 		}
-		overrides := maps.Clone(now.overrides)
-		if overrides == nil {
-			overrides = map[string]string{}
-		}
-		if err := alterations[i].fn(overrides); err != nil {
-			return err
-		}
-		if err := keepClosed(now, overrides); err != nil {
-			return err
-		}
-		config, err := c.defaultsFor(t.name).newConfig(overrides)
+		config, err := c.altered(t.name, now, alterations[i].fn)
 		if err != nil {
 			return err
 		}
-		c.planConfig(p, t, config)
+		if t.stream {
+			c.planStreamConfig(p, t, config, alterations[i].fn)
+		} else {
+			c.planConfig(p, t, config)
+		}
 		return nil
 	})
+}
+
+// altered returns a config after a change of its overrides.
+func (c *catalogue) altered(name string, now *topicConfig, fn func(overrides map[string]string) *kafkaproto.Error) (*topicConfig, *kafkaproto.Error) {
+	overrides := maps.Clone(now.overrides)
+	if overrides == nil {
+		overrides = map[string]string{}
+	}
+	if err := fn(overrides); err != nil {
+		return nil, err
+	}
+	if err := keepClosed(now, overrides); err != nil {
+		return nil, err
+	}
+	return c.defaultsFor(name).newConfig(overrides)
 }
 
 // keepClosed lets requests that replace all configs leave a closed stream closed, and refuses those that open it.
@@ -257,15 +266,27 @@ func keepClosed(now *topicConfig, overrides map[string]string) *kafkaproto.Error
 	return nil
 }
 
+// planStreamConfig makes the change once more of what the settings are when the transaction gets its turn: other doors
+// than Kafka's change them too. config, what came of it now, says whether to close the stream, which only ever happens once.
+func (c *catalogue) planStreamConfig(p *plan, t *topic, config *topicConfig, fn func(overrides map[string]string) *kafkaproto.Error) {
+	id := t.partitions[0]
+	p.txn.Reconfigure(id, func(s *streamstore.Settings) error {
+		now := c.streamDefaults.storedConfig(streamOverrides(&streamstore.StreamInfo{Settings: *s}))
+		changed, err := c.altered(t.name, now, fn)
+		if err != nil {
+			return err
+		}
+		changed.changeSettings(s)
+		return nil
+	})
+	if config.closed {
+		p.txn.Close(id)
+	}
+}
+
 func (c *catalogue) planConfig(p *plan, t *topic, config *topicConfig) {
 	for _, id := range t.partitions {
 		p.txn.Configure(id, config.settings())
-		if config.closed {
-			p.txn.Close(id)
-		}
-	}
-	if t.stream {
-		return
 	}
 	p.txn.Set(topicRowKey(t.name), topicRow{id: t.id, created: t.created, partitions: int32(len(t.partitions)), overrides: config.overrides}.encode())
 	p.edits = append(p.edits, func(next *snapshot, _ []streamstore.StreamID) {

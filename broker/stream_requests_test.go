@@ -195,6 +195,24 @@ func TestStreamSettings(t *testing.T) {
 	wantEqual(t, kerr.InvalidConfig.Code, resp.Topics[0].ErrorCode, "topics do not have the configs of streams")
 }
 
+// What Kafka's configs do not tell of stays when they are changed, one by one or all.
+func TestAlteringKeepsOtherSettings(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.mustCreate("jobs/1", 1)
+	id, err := d.store.Lookup("jobs/1")
+	wantNoError(t, err)
+	expires := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	txn := streamstore.NewTxn()
+	txn.Reconfigure(id, func(s *streamstore.Settings) error { s.ExpiresAt = expires; return nil })
+	_, err = d.store.Commit(t.Context(), txn)
+	wantNoError(t, err)
+	d.mustAlter("jobs/1", nil, configRetentionMs, "5000")
+	info, err := d.store.Describe(id)
+	wantNoError(t, err)
+	wantEqual(t, 5*time.Second, info.Settings.Retention)
+	wantEqual(t, true, info.Settings.ExpiresAt.Equal(expires))
+}
+
 // overridesOf returns what DescribeConfigs shows as set.
 func (d *dataBroker) overridesOf(name string) map[string]string {
 	d.t.Helper()

@@ -242,6 +242,13 @@ func (c *topicConfig) settings() streamstore.Settings {
 	return s
 }
 
+// changeSettings makes s what the config says, and leaves what no config tells of.
+func (c *topicConfig) changeSettings(s *streamstore.Settings) {
+	expires := s.ExpiresAt
+	*s = c.settings()
+	s.ExpiresAt = expires
+}
+
 // streamOverrides is the inverse of settings, for named streams, whose settings are all the config they have.
 func streamOverrides(info *streamstore.StreamInfo) map[string]string {
 	var m map[string]string

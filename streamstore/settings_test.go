@@ -277,6 +277,44 @@ func TestRetentionRaces(t *testing.T) {
 	}
 }
 
+// Changes of different settings at the same time do not undo each other, and one that fails
+// changes nothing.
+func TestReconfigure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket := objstore.NewMemory()
+		p := startProcess(t, bucket, vfs.NewCrashableMem(), nil)
+		id := mustCreate(t, p.Store, "s")
+		first, second, bad, empty := NewTxn(), NewTxn(), NewTxn(), NewTxn()
+		first.Reconfigure(id, func(s *Settings) error { s.TTL = time.Hour; return nil })
+		second.Reconfigure(id, func(s *Settings) error { s.ContentType = "text/plain"; return nil })
+		refused := errors.New("refused")
+		bad.Set([]byte("k"), []byte("v"))
+		bad.Reconfigure(id, func(s *Settings) error { s.TTL = 0; return refused })
+		empty.Reconfigure(id, func(s *Settings) error { s.Retention = 0; return nil })
+		for _, txn := range []*Txn{second, first} {
+			if _, err := p.Commit(t.Context(), txn); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := p.Commit(t.Context(), bad); !errors.Is(err, refused) {
+			t.Errorf("a change that refuses: %v", err)
+		}
+		if _, err := p.Commit(t.Context(), empty); !errors.Is(err, ErrInvalidSettings) {
+			t.Errorf("settings that are invalid: %v", err)
+		}
+		if _, ok, err := p.Get([]byte("k")); ok || err != nil {
+			t.Error("a part of a refused transaction happened")
+		}
+		flushOne(t, p.Store)
+		everyRestart(t, p, bucket, nil, func(s *Store, when string) {
+			want := Settings{Retention: -1, RetentionBytes: -1, TTL: time.Hour, ContentType: "text/plain"}
+			if info, err := s.Describe(id); err != nil || info.Settings != want {
+				t.Errorf("%s: %+v, %v; want %+v", when, info.Settings, err, want)
+			}
+		})
+	})
+}
+
 // The sequence numbers of a named producer count appends; all that it sent before in
 // its epoch is a duplicate.
 func TestNamedProducer(t *testing.T) {

@@ -25,6 +25,7 @@ type txnOp struct {
 	id       StreamID
 	offset   int64
 	settings Settings
+	edit     func(*Settings) error
 	key      []byte
 	value    []byte
 	// touched is what retention knows of the last write to what it trims, ms; 0: the
@@ -41,6 +42,7 @@ const (
 	txnDelete
 	txnTrim
 	txnConfigure
+	txnReconfigure
 	txnClose
 	txnRename
 	txnTouch
@@ -101,6 +103,13 @@ func (t *Txn) expire(id StreamID, seen *streamRow, offset, written int64) {
 // Configure replaces a stream's settings.
 func (t *Txn) Configure(id StreamID, settings Settings) {
 	t.add(txnOp{kind: txnConfigure, id: id, settings: settings})
+}
+
+// Reconfigure changes a stream's settings from what they are when Commit gets to it, so
+// that changes at the same time do not undo each other. edit must neither wait nor use the
+// store. Its error, if it returns one, is that of Commit, and nothing happens.
+func (t *Txn) Reconfigure(id StreamID, edit func(*Settings) error) {
+	t.add(txnOp{kind: txnReconfigure, id: id, edit: edit})
 }
 
 // Close closes a stream: it takes no more appends, for ever. Closing it again
@@ -360,14 +369,22 @@ func (g *txnStage) check(op *txnOp) error {
 	case txnTouch:
 		touched.row.touched, touched.changed = g.now(), true
 		return nil
-	default:
-		if err := op.settings.validate(); err != nil {
+	case txnReconfigure:
+		op.settings = touched.row.settings
+		if err := op.edit(&op.settings); err != nil {
 			return err
 		}
-		touched.row.settings, touched.changed = op.settings.normal(), true
-		touched.row.touched = g.now()
-		return nil
 	}
+	return g.configure(touched, op.settings)
+}
+
+func (g *txnStage) configure(t *touchedStream, settings Settings) error {
+	if err := settings.validate(); err != nil {
+		return err
+	}
+	t.row.settings, t.changed = settings.normal(), true
+	t.row.touched = g.now()
+	return nil
 }
 
 func (g *txnStage) now() int64 { return g.store.opts.Now().UnixMilli() }

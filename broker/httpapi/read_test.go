@@ -311,6 +311,41 @@ func TestChange(t *testing.T) {
 	d.ask(404, "PATCH", streamsPath+"/a/none", `{"closed":true}`, "Content-Type", jsonType).wantProblem(t, noStream)
 }
 
+// Changes of different settings at the same time are all made: each here was planned before any other was made.
+func TestChangesAtTheSameTime(t *testing.T) {
+	d := openDoor(t, nil)
+	d.ask(201, "PUT", streamsPath+"/a/b", "")
+	target, err := d.server.existing("a/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := d.store.Describe(target.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var txns []*streamstore.Txn
+	for _, body := range []string{`{"ttl_ms":7000}`, `{"retention_ms":8000}`, `{"retention_bytes":9000}`, `{"content_type":"text/plain"}`} {
+		var change streamChange
+		if err := strictJSON([]byte(body), &change); err != nil {
+			t.Fatal(err)
+		}
+		txn, err := change.plan(target, &info)
+		if err != nil {
+			t.Fatal(err)
+		}
+		txns = append(txns, txn)
+	}
+	for _, txn := range txns {
+		if _, err := d.store.Commit(t.Context(), txn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := d.ask(200, "GET", streamsPath+"/a/b?describe", "")
+	if want := `"retention_ms":8000,"retention_bytes":9000,"ttl_ms":7000,"content_type":"text/plain"`; !strings.Contains(a.body, want) {
+		t.Errorf("%s; want %s", a.body, want)
+	}
+}
+
 func TestCloseWithTheLastAppend(t *testing.T) {
 	d := openDoor(t, nil)
 	headers := append(producer("p", 0, 0), "If-Match", `"0"`)

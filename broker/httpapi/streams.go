@@ -314,11 +314,7 @@ func (c *streamChange) plan(t *target, info *streamstore.StreamInfo) (*streamsto
 		if err := t.own("configure"); err != nil {
 			return nil, err
 		}
-		settings := info.Settings
-		if err := c.apply(&settings); err != nil {
-			return nil, err
-		}
-		txn.Configure(t.id, settings)
+		txn.Reconfigure(t.id, c.apply)
 	}
 	if c.Closed != nil {
 		if err := t.own("close"); err != nil {
