@@ -136,7 +136,7 @@ func openBucketView(ctx context.Context, opts BucketOptions) (*bucketView, error
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("bucket options: %w", err)
 	}
-	s := &Store{opts: o, log: o.Logger, metrics: newMetrics(nil), codec: newStateCodec(), failed: make(chan struct{}), readOnly: true}
+	s := &Store{opts: o, log: o.Logger, metrics: newMetrics(nil), codec: newStateCodec(), failed: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.checkpoints = newCheckpointer(s)
 	v := &bucketView{store: s}

@@ -3,6 +3,7 @@ package streamstore
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -86,6 +87,7 @@ type checkpointer struct {
 	manifests map[uint64]*manifest // of those in the bucket, as far as known; nil: damaged
 	obsolete  map[uint64]time.Time // since when a checkpoint is older than the two newest ones
 	bad       []partName           // parts found damaged
+	noted     []uint64             // damaged checkpoints in the row "l damaged"
 	doomed    []string             // parts of deleted checkpoints, still to be deleted
 }
 
@@ -227,6 +229,9 @@ func (c *checkpointer) load(ctx context.Context) error {
 	c.work <- struct{}{}
 	defer func() { <-c.work }()
 	c.lastTried = time.Now()
+	if err := c.recallDamaged(); err != nil {
+		return err
+	}
 	seen, err := c.find(ctx)
 	for err == nil && len(seen.kept) > 0 {
 		newest, present := seen.kept[0], false
@@ -237,10 +242,12 @@ func (c *checkpointer) load(ctx context.Context) error {
 		c.distrust(newest.position.number)
 		seen, err = c.find(ctx)
 	}
+	if err == nil {
+		err = c.note(seen)
+	}
 	if err != nil {
 		return err
 	}
-	c.note(seen)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	from := uint64(0)
@@ -256,8 +263,61 @@ func (c *checkpointer) load(ctx context.Context) error {
 }
 
 // distrust takes a checkpoint for damaged: it is not built upon, and does not count as
-// one of the two newest.
+// one of the two newest. It stays until it is older than those, because others may find
+// it whole: it can be the way to the bucket that breaks the bytes.
 func (c *checkpointer) distrust(number uint64) { c.manifests[number] = nil }
+
+// recallDamaged distrusts the checkpoints that were found damaged before this database
+// was opened.
+func (c *checkpointer) recallDamaged() error {
+	value, ok, err := c.store.getRow(keyDamaged)
+	if err != nil || !ok {
+		return err
+	}
+	if c.noted, err = decodeDamaged(value); err != nil {
+		return err
+	}
+	for _, number := range c.noted {
+		c.distrust(number)
+	}
+	return nil
+}
+
+// noteDamaged writes down which of the checkpoints in the bucket are damaged, as far as
+// is known.
+func (c *checkpointer) noteDamaged(inBucket []uint64) error {
+	var damaged []uint64
+	for _, number := range inBucket {
+		if m, known := c.manifests[number]; known && m == nil {
+			damaged = append(damaged, number)
+		}
+	}
+	if slices.Equal(damaged, c.noted) {
+		return nil
+	}
+	c.noted = damaged
+	return c.store.db.Set(keyDamaged, encodeDamaged(damaged), pebble.Sync)
+}
+
+// The row "l damaged": version, count u, commit numbers u.
+func encodeDamaged(numbers []uint64) []byte {
+	b := binary.AppendUvarint([]byte{rowVersion}, uint64(len(numbers)))
+	for _, number := range numbers {
+		b = binary.AppendUvarint(b, number)
+	}
+	return b
+}
+
+func decodeDamaged(b []byte) (numbers []uint64, err error) {
+	r := newRowReader(b, rowVersion)
+	for n := r.uvarint(); n > 0 && r.err == nil; n-- {
+		numbers = append(numbers, r.uvarint())
+	}
+	if r.err != nil {
+		return nil, fmt.Errorf("row %q: %w", keyDamaged, r.err)
+	}
+	return numbers, nil
+}
 
 // partsPresent reports whether the parts of a checkpoint are in the bucket, by name and
 // size.
@@ -281,6 +341,7 @@ func (c *checkpointer) partsPresent(ctx context.Context, m *manifest) (bool, err
 
 // sighting is what a look at the bucket found.
 type sighting struct {
+	all   []uint64    // commit numbers of all checkpoints
 	kept  []*manifest // the newest checkpoints that can be read, newest first; at most two
 	older []uint64    // commit numbers of those before
 	fence uint64      // the uploads of commits of this number and higher began after the look
@@ -292,7 +353,7 @@ func (c *checkpointer) find(ctx context.Context) (seen sighting, err error) {
 	if err != nil {
 		return seen, err
 	}
-	seen.fence = c.store.flusher.started.Load() + 1
+	seen.all, seen.fence = numbers, c.store.flusher.started.Load()+1
 	for _, number := range slices.Backward(numbers) {
 		if len(seen.kept) == 2 {
 			seen.older = append(seen.older, number)
@@ -309,9 +370,12 @@ func (c *checkpointer) find(ctx context.Context) (seen sighting, err error) {
 	return seen, nil
 }
 
-// note remembers which checkpoints are the two newest, and since when older ones are
-// obsolete.
-func (c *checkpointer) note(seen sighting) {
+// note remembers which checkpoints are the two newest, since when older ones are
+// obsolete, and which are damaged.
+func (c *checkpointer) note(seen sighting) error {
+	if err := c.noteDamaged(seen.all); err != nil {
+		return err
+	}
 	for _, number := range seen.older {
 		if _, ok := c.obsolete[number]; !ok {
 			c.obsolete[number] = c.store.opts.Now()
@@ -330,6 +394,7 @@ func (c *checkpointer) note(seen sighting) {
 	if c.mu.kept != kept {
 		c.mu.kept, c.mu.fence = kept, seen.fence
 	}
+	return nil
 }
 
 // advanceLocked moves the mark of what is covered, if a commit has proved the newest
@@ -353,6 +418,19 @@ func (c *checkpointer) manifest(ctx context.Context, number uint64) (*manifest, 
 	}
 	if err == nil {
 		c.manifests[number] = m
+	}
+	return m, err
+}
+
+// readable is manifest, but of a checkpoint that is distrusted because of its parts it
+// returns the manifest as well.
+func (c *checkpointer) readable(ctx context.Context, number uint64) (*manifest, error) {
+	if m := c.manifests[number]; m != nil {
+		return m, nil
+	}
+	m, err := c.store.readManifest(ctx, number)
+	if errors.Is(err, ErrCorrupt) {
+		return nil, nil
 	}
 	return m, err
 }
@@ -747,19 +825,18 @@ func (c *checkpointer) publish(ctx context.Context, m *manifest) error {
 	s.metrics.checkpointBytes.Add(float64(len(object)))
 	c.newest = m
 	c.manifests[m.position.number] = m
-	if err := c.dropDamaged(ctx); err != nil {
+	if err := c.distrustBad(ctx); err != nil {
 		return err
 	}
 	seen, err := c.find(ctx)
 	if err == nil {
-		c.note(seen)
+		err = c.note(seen)
 	}
 	return err
 }
 
-// dropDamaged deletes the checkpoints that name a damaged part, now that there is a
-// newer one that does not.
-func (c *checkpointer) dropDamaged(ctx context.Context) error {
+// distrustBad distrusts the checkpoints that name a damaged part.
+func (c *checkpointer) distrustBad(ctx context.Context) error {
 	if len(c.bad) == 0 {
 		return nil
 	}
@@ -774,7 +851,6 @@ func (c *checkpointer) dropDamaged(ctx context.Context) error {
 		}
 		if m != nil && slices.ContainsFunc(m.parts, func(p part) bool { return slices.Contains(c.bad, p.name) }) {
 			c.distrust(number)
-			c.store.deleteDamaged(ctx, number)
 		}
 	}
 	c.bad = nil
@@ -821,7 +897,7 @@ func (c *checkpointer) deleteCheckpoints(ctx context.Context, due []uint64) erro
 		if slices.Contains(due, number) {
 			continue
 		}
-		m, err := c.manifest(ctx, number)
+		m, err := c.readable(ctx, number)
 		if err != nil {
 			return err
 		}
@@ -833,7 +909,7 @@ func (c *checkpointer) deleteCheckpoints(ctx context.Context, due []uint64) erro
 		}
 	}
 	for _, number := range due {
-		m, err := c.manifest(ctx, number)
+		m, err := c.readable(ctx, number)
 		if err != nil {
 			return err
 		}

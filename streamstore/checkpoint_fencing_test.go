@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -253,6 +254,125 @@ func TestOutdatedDisk(t *testing.T) {
 				if offsets, err := p.Offsets(id); err != nil || offsets.Next != want {
 					t.Errorf("offsets %+v, %v; want %d records", offsets, err, want)
 				}
+			})
+		})
+	}
+}
+
+// garbling is a bucket behind a connection that breaks the bytes of some objects and
+// takes no writes.
+type garbling struct {
+	objstore.Bucket
+	breaks func(name string) bool
+}
+
+func (b garbling) Get(ctx context.Context, name string) ([]byte, error) {
+	data, err := b.Bucket.Get(ctx, name)
+	if err == nil && b.breaks(name) {
+		data[len(data)/2] ^= 4
+	}
+	return data, err
+}
+
+func (b garbling) Create(ctx context.Context, _ string, _ []byte) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// An opener takes good checkpoints for damaged, because its connection breaks them. It
+// has not claimed the shard, so it must not take from the owner what that one relies on:
+// the owner deletes what is older than those checkpoints.
+func TestOpenerThatSeesDamageDeletesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket := objstore.NewMemory()
+		p := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
+		synctest.Wait()
+		for i := range 3 {
+			set(t, p.Store, "k", fmt.Sprint(i))
+			p.checkpoints.newest = nil // bases: they share no part
+			mustCheckpoint(t, p.Store)
+		}
+		all := checkpoints(t, bucket)
+		broken := make(map[string]bool)
+		for _, number := range all[1:] {
+			broken[mustManifest(t, bucket, number).parts[0].name.object(0)] = true
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		opts := testOptions(garbling{bucket, func(name string) bool { return broken[name] }})
+		opts.Durability = Remote
+		opened := async(func() error { _, err := Open(ctx, opts); return err })
+		time.Sleep(time.Hour) // at its claim
+		if got := checkpoints(t, bucket); !slices.Equal(got, all) {
+			t.Errorf("checkpoints %v, before %v", got, all)
+		}
+		cancel()
+		if err := <-opened; !errors.Is(err, context.Canceled) {
+			t.Errorf("Open: %v", err)
+		}
+		set(t, p.Store, "k", "end")
+		p.checkpoints.cleanUp(context.Background())
+		if len(deleteCovered(t, bucket, p.Store)) == 0 {
+			t.Error("nothing was covered")
+		}
+		p.stop()
+		q := coldStart(t, bucket)
+		wantGet(t, q.Store, "k", "end")
+	})
+}
+
+// A checkpoint that was found damaged does not count as one of the two newest, in the
+// process that found it or a later one on its disk: what is before it is kept until there
+// are two others, and then it is deleted with its parts.
+func TestDamagedCheckpointDoesNotCount(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restart %v", restart), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				bucket := objstore.NewMemory()
+				p := startProcess(t, bucket, vfs.NewCrashableMem(), noGrace)
+				synctest.Wait()
+				next := func() {
+					t.Helper()
+					set(t, p.Store, "k", fmt.Sprint(p.Stats().Commit))
+					mustCheckpoint(t, p.Store)
+					set(t, p.Store, "k", fmt.Sprint(p.Stats().Commit))
+					p.checkpoints.cleanUp(context.Background())
+				}
+				for range bundleFanout { // a base and one bundle less than are merged
+					next()
+				}
+				all := checkpoints(t, bucket)
+				good, damaged := all[len(all)-2], all[len(all)-1]
+				parts := mustManifest(t, bucket, damaged).parts
+				overwrite(t, bucket, parts[len(parts)-1].name.object(0), []byte("damaged"))
+				set(t, p.Store, "k", "x")
+				mustCheckpoint(t, p.Store) // finds the damage when it merges bundles
+				newest := newestOf(checkpoints(t, bucket))
+				if m := mustManifest(t, bucket, newest); m.base.number != newest {
+					t.Fatalf("checkpoint %d is no base", newest)
+				}
+				set(t, p.Store, "k", "y")
+				if restart {
+					p.stop()
+					p = startProcess(t, bucket, p.fs, noGrace)
+					synctest.Wait()
+					set(t, p.Store, "k", "y")
+				}
+				if covered := p.coveredBelow(); covered != good {
+					t.Errorf("covered below %d, want %d; checkpoint %d is damaged", covered, good, damaged)
+				}
+				for range 2 {
+					next()
+				}
+				if got := checkpoints(t, bucket); len(got) != 2 || got[0] <= damaged {
+					t.Errorf("checkpoints %v, after the damaged one %d", got, damaged)
+				}
+				if got := names(t, bucket, stateDir(0)); slices.Contains(got, parts[len(parts)-1].name.object(0)) {
+					t.Error("the parts of the damaged checkpoint are still there")
+				}
+				want := get(t, p.Store, "k")
+				p.stop()
+				q := coldStart(t, bucket)
+				wantGet(t, q.Store, "k", want)
 			})
 		})
 	}

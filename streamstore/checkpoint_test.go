@@ -354,9 +354,6 @@ func TestDamagedNewestCheckpoint(t *testing.T) {
 					if got := q.Recovery().Checkpoint; got != all[1] {
 						t.Errorf("restored from checkpoint %d, want %d", got, all[1])
 					}
-					if slices.Contains(checkpoints(t, bucket), all[2]) {
-						t.Error("the damaged checkpoint is still there")
-					}
 					q.stop()
 					q = startProcess(t, bucket, q.fs, remote) // has not seen the damage itself
 					synctest.Wait()

@@ -225,9 +225,8 @@ func (o *Options) restoreDir() string { return path.Join(o.Dir, "restore") }
 // rebuilds again, or one at a position from which the log, or again a checkpoint, leads
 // on. A *CorruptError means that the checkpoint cannot be used.
 //
-// The newer ones that were found damaged are deleted before the database is usable: one
-// that is opened in place does not look at their parts again, and its owner would build
-// upon them.
+// damaged are the newer ones that could not be used. The database remembers them: when it
+// is opened in place their parts are not read again.
 func (s *Store) rebuildFrom(ctx context.Context, number uint64, damaged []uint64) (err error) {
 	m, err := s.readManifest(ctx, number)
 	if err != nil {
@@ -244,15 +243,10 @@ func (s *Store) rebuildFrom(ctx context.Context, number uint64, damaged []uint64
 	if err := s.fetchParts(ctx, m); err != nil {
 		return err
 	}
-	if !s.readOnly {
-		for _, number := range damaged {
-			s.deleteDamaged(ctx, number)
-		}
-	}
 	if err := s.replaceDatabase(); err != nil {
 		return err
 	}
-	if err := s.restore(ctx, m); err != nil {
+	if err := s.restore(ctx, m, damaged); err != nil {
 		if err := s.replaceDatabase(); err != nil {
 			return err
 		}
@@ -261,17 +255,6 @@ func (s *Store) rebuildFrom(ctx context.Context, number uint64, damaged []uint64
 	s.recovery.Checkpoint = m.position.number
 	s.log.Info("rebuilt the local database from a checkpoint", zap.Uint64("commit", m.position.number), zap.Int("parts", len(m.parts)))
 	return nil
-}
-
-// deleteDamaged deletes the manifest of a damaged checkpoint. Its parts stay: others may
-// name them.
-func (s *Store) deleteDamaged(ctx context.Context, number uint64) {
-	name := checkpointName(s.opts.Shard, number)
-	if err := s.opts.Bucket.Delete(ctx, name); err != nil {
-		s.log.Error("a damaged checkpoint cannot be deleted, remove its object by hand", zap.String("object", name), zap.Error(err))
-		return
-	}
-	s.log.Warn("deleted a damaged checkpoint", zap.String("object", name))
 }
 
 func (s *Store) restoreFile(i int) string { return path.Join(s.opts.restoreDir(), strconv.Itoa(i)) }
@@ -304,7 +287,7 @@ func writeSynced(fs vfs.FS, name string, b []byte) error {
 }
 
 // restore fills the empty database from the fetched parts.
-func (s *Store) restore(ctx context.Context, m *manifest) error {
+func (s *Store) restore(ctx context.Context, m *manifest, damaged []uint64) error {
 	corrupt := func(what string, found, expected any) error {
 		return &CorruptError{Where: s.opts.Bucket.Location() + "/" + checkpointName(s.opts.Shard, m.position.number), What: what, Found: found, Expected: expected}
 	}
@@ -328,6 +311,9 @@ func (s *Store) restore(ctx context.Context, m *manifest) error {
 		return err
 	}
 	if err := batch.Set(keyAhead, encodeAhead(m.ahead), nil); err != nil {
+		return err
+	}
+	if err := batch.Set(keyDamaged, encodeDamaged(damaged), nil); err != nil {
 		return err
 	}
 	if err := s.db.Apply(batch, pebble.Sync); err != nil {

@@ -18,6 +18,7 @@ import (
 //	l claims                       nonces under which this database claimed
 //	l cache                        identity of the disk cache (16 bytes)
 //	l ahead                        append number that replay must reach, see coldstart.go
+//	l damaged                      checkpoints that are not to be built upon, see checkpoint.go
 //
 // Rows n, s and k change when a transaction is appended, in append order; rows
 // e, p and g change when a commit becomes durable, in commit order. The two sets
@@ -39,6 +40,7 @@ var (
 	keyClaims   = []byte("l claims")
 	keyCache    = []byte("l cache")
 	keyAhead    = []byte("l ahead")
+	keyDamaged  = []byte("l damaged")
 )
 
 func nameKey(name string) []byte { return append([]byte{prefixName}, name...) }

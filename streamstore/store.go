@@ -47,7 +47,6 @@ type Store struct {
 
 	checkpoints  *checkpointer
 	fetchedBytes atomic.Int64 // read from the bucket by recovery
-	readOnly     bool         // nothing in the bucket is changed: a check of it
 	lostClaim    uint64       // highest number of a log object that was to be this writer's claim and is not
 
 	meta         sync.Mutex // serialises transactions
