@@ -414,6 +414,45 @@ func TestLogCleanedUpWhileFollowed(t *testing.T) {
 	})
 }
 
+// The checkpoint that an opener reads is deleted, with all that it had seen beside it, by
+// an owner that has newer ones: the opener starts over from those.
+func TestCheckpointCleanedUpWhileRead(t *testing.T) {
+	for _, dir := range []string{checkpointDir(0), stateDir(0)} {
+		t.Run(dir, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				bucket := objstore.NewMemory()
+				p := startProcess(t, bucket, vfs.NewCrashableMem(), noGrace)
+				synctest.Wait()
+				for i := range 3 {
+					set(t, p.Store, "k", fmt.Sprint(i))
+					mustCheckpoint(t, p.Store)
+				}
+				faults := faulty.New(bucket, 1)
+				read := newGate(t)
+				faults.SetHooks(func(op objstore.Op, name string) {
+					if op == objstore.OpGet && strings.HasPrefix(name, dir) {
+						read.hold()
+					}
+				}, nil)
+				var late *process
+				result := async(func() (err error) {
+					late, err = tryProcess(t, faults, vfs.NewCrashableMem(), noGrace)
+					return err
+				})
+				<-read.reached
+				p.checkpoints.newest = nil // a base: names nothing of the others
+				moveOn(t, bucket, p, p.Stats().Commit+1)
+				set(t, p.Store, "k", "end")
+				read.open()
+				if err := <-result; err != nil {
+					t.Fatal(err)
+				}
+				wantGet(t, late.Store, "k", "end")
+			})
+		})
+	}
+}
+
 // A process dies at any point of a cold start: the next start on the same disk ends it.
 func TestCrashWhileRebuilding(t *testing.T) {
 	died := true

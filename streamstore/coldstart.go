@@ -92,7 +92,7 @@ func (s *Store) prepareDisk(ctx context.Context) (checkpoints []uint64, err erro
 	}
 	f, err := s.newFollower()
 	if err != nil {
-		return nil, err
+		return checkpoints, err
 	}
 	if f.current(checkpoints) {
 		return checkpoints, nil
@@ -100,10 +100,10 @@ func (s *Store) prepareDisk(ctx context.Context) (checkpoints []uint64, err erro
 	if f.hasTail() {
 		inLog, err := s.tailInLog(ctx, f, checkpoints)
 		if err != nil {
-			return nil, err
+			return checkpoints, err
 		}
 		if !inLog {
-			return nil, errForeignClaim
+			return checkpoints, errForeignClaim
 		}
 	}
 	var damaged []uint64
@@ -113,7 +113,7 @@ func (s *Store) prepareDisk(ctx context.Context) (checkpoints []uint64, err erro
 			return checkpoints, nil
 		}
 		if !errors.Is(err, ErrCorrupt) {
-			return nil, err
+			return checkpoints, err
 		}
 		s.log.Warn("a checkpoint is damaged, trying an older one", zap.Uint64("commit", number), zap.Error(err))
 		s.checkpoints.distrust(number)
@@ -197,7 +197,7 @@ func (f *follower) checkReached(checkpoints []uint64) error {
 	return nil
 }
 
-// cleanedMeanwhile decides about damage found while the log was followed: errClaimLost
+// cleanedMeanwhile decides about damage found in checkpoints or log: errClaimLost
 // if the owner of the shard has made checkpoints since and deleted what they cover, so
 // that the log can be followed from them, else damage.
 func (s *Store) cleanedMeanwhile(ctx context.Context, before []uint64, damage error) error {

@@ -155,14 +155,14 @@ func (s *Store) followAndClaim(ctx context.Context) error {
 }
 
 // catchUp brings the database to the end of the log, from a checkpoint if need be. It
-// changes nothing in the bucket. errClaimLost: the log was cleaned up meanwhile, call it
-// again.
+// changes nothing in the bucket. errClaimLost: log or checkpoints were cleaned up
+// meanwhile, call it again.
 func (s *Store) catchUp(ctx context.Context) (*follower, error) {
+	var f *follower
 	checkpoints, err := s.prepareDisk(ctx)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		f, err = s.followLog(ctx)
 	}
-	f, err := s.followLog(ctx)
 	if err == nil {
 		err = f.checkReached(checkpoints)
 	}
