@@ -70,8 +70,8 @@ type checkpointer struct {
 		commits int   // since the newest checkpoint
 		bytes   int64 // of their state sections
 
-		kept    uint64 // commit number of the second newest checkpoint, 0 if there is none
-		fence   uint64 // a durable commit of this number or higher proves that it counts
+		kept    proof  // of the second newest checkpoint; waits to be found true
+		next    proof  // of a later one, if kept still waited when that was seen
 		covered uint64 // see coveredBelow
 		created int64  // of the newest checkpoint, ms since 1970; 0 if there is none
 	}
@@ -89,6 +89,13 @@ type checkpointer struct {
 	bad       []partName           // parts found damaged
 	noted     []uint64             // damaged checkpoints in the row "l damaged"
 	doomed    []string             // parts of deleted checkpoints, still to be deleted
+}
+
+// proof says when the second newest checkpoint counts as such. The zero value is that of
+// none, and true.
+type proof struct {
+	number uint64 // of the checkpoint's commit
+	fence  uint64 // a durable commit of this number or higher proves it
 }
 
 const (
@@ -381,18 +388,28 @@ func (c *checkpointer) note(seen sighting) error {
 			c.obsolete[number] = c.store.opts.Now()
 		}
 	}
+	for _, m := range seen.kept {
+		delete(c.obsolete, m.position.number) // a newer one has turned out to be damaged
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.advanceLocked()
 	if len(seen.kept) > 0 {
 		c.mu.created = seen.kept[0].created
 	}
-	kept := uint64(0)
-	if len(seen.kept) == 2 {
-		kept = seen.kept[1].position.number
+	if len(seen.kept) < 2 {
+		c.mu.kept, c.mu.next = proof{}, proof{}
+		return nil
 	}
-	if c.mu.kept != kept {
-		c.mu.kept, c.mu.fence = kept, seen.fence
+	// A proof that waits is not given up for a later one, or checkpoints that follow one
+	// another quickly would never be proved.
+	p := proof{seen.kept[1].position.number, seen.fence}
+	switch {
+	case p.number < c.mu.kept.number: // a newer one has turned out to be damaged
+		c.mu.kept, c.mu.next = p, proof{}
+	case p.number > max(c.mu.kept.number, c.mu.next.number) || p.number < c.mu.next.number:
+		c.mu.next = p
+		c.advanceLocked()
 	}
 	return nil
 }
@@ -400,8 +417,13 @@ func (c *checkpointer) note(seen sighting) error {
 // advanceLocked moves the mark of what is covered, if a commit has proved the newest
 // checkpoints.
 func (c *checkpointer) advanceLocked() {
-	if c.store.flusher.completed.Load() >= c.mu.fence {
-		c.mu.covered = max(c.mu.covered, c.mu.kept)
+	completed := c.store.flusher.completed.Load()
+	for completed >= c.mu.kept.fence {
+		c.mu.covered = max(c.mu.covered, c.mu.kept.number)
+		if c.mu.next == (proof{}) {
+			return
+		}
+		c.mu.kept, c.mu.next = c.mu.next, proof{}
 	}
 }
 
@@ -864,15 +886,10 @@ func (c *checkpointer) cleanUp(ctx context.Context) {
 	c.work <- struct{}{}
 	defer func() { <-c.work }()
 	s := c.store
-	c.mu.Lock()
-	fence := c.mu.fence
-	c.mu.Unlock()
-	if s.flusher.completed.Load() < fence {
-		return
-	}
+	covered := s.coveredBelow()
 	var due []uint64
 	for number, since := range c.obsolete {
-		if s.opts.Now().Sub(since) >= s.opts.DeleteGrace {
+		if number < covered && s.opts.Now().Sub(since) >= s.opts.DeleteGrace {
 			due = append(due, number)
 		}
 	}

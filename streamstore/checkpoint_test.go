@@ -507,13 +507,14 @@ func TestObsoleteCheckpointsAreDeleted(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		clean()
-		if got := checkpoints(t, bucket); len(got) != 20 {
-			t.Errorf("before a commit %d checkpoints are left of 20", len(got))
+		if got := checkpoints(t, bucket); !slices.Equal(got, []uint64{19, 20, 21}) {
+			t.Errorf("before a commit the checkpoints %v are left, and the second newest is not proved", got)
 		}
 		if got := p.coveredBelow(); got != 19 {
 			t.Errorf("before a commit covered below %d", got)
 		}
 		set(t, p.Store, "k", "last")
+		time.Sleep(time.Hour)
 		clean()
 		all := checkpoints(t, bucket)
 		if !slices.Equal(all, []uint64{20, 21}) {
@@ -536,6 +537,32 @@ func TestObsoleteCheckpointsAreDeleted(t *testing.T) {
 		q := coldStart(t, bucket)
 		wantGet(t, q.Store, "k", "last")
 	})
+}
+
+// A store that is used all the time keeps no more checkpoints than the grace time asks for,
+// whether they follow one another quickly or slowly.
+func TestCheckpointsDoNotPileUp(t *testing.T) {
+	for _, pause := range []time.Duration{time.Second, 10 * time.Minute, 3 * time.Hour} {
+		t.Run(pause.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				bucket := objstore.NewMemory()
+				p := startProcess(t, bucket, vfs.NewCrashableMem(), func(o *Options) {
+					o.CheckpointCommits, o.DeleteGrace = 2, 10*pause
+				})
+				for i := range 200 {
+					set(t, p.Store, "k", fmt.Sprint(i))
+					time.Sleep(pause)
+					synctest.Wait()
+				}
+				if got := checkpoints(t, bucket); len(got) < 2 || len(got) > 15 {
+					t.Errorf("%d checkpoints are left, %v", len(got), got)
+				}
+				p.stop()
+				q := coldStart(t, bucket)
+				wantGet(t, q.Store, "k", "199")
+			})
+		})
+	}
 }
 
 // Bundles of one size are merged, so a checkpoint has few parts.
