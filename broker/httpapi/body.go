@@ -18,9 +18,20 @@ const (
 	bodyCopies = 3
 )
 
+// earlier is the earlier of two times, of which end may be zero for none.
+func earlier(t, end time.Time) time.Time {
+	if end.IsZero() || t.Before(end) {
+		return t
+	}
+	return end
+}
+
 // body returns the body of the request, decompressed. Each part of it must come within the I/O timeout.
-func (x *exchange) body() (io.Reader, error) {
-	plain := &bodyReader{x: x}
+func (x *exchange) body() (io.Reader, error) { return x.bodyUntil(time.Time{}) }
+
+// bodyUntil is body, and all of it must have come by end, unless that is zero.
+func (x *exchange) bodyUntil(end time.Time) (io.Reader, error) {
+	plain := &bodyReader{x: x, end: end}
 	switch coding := strings.ToLower(strings.TrimSpace(x.r.Header.Get("Content-Encoding"))); coding {
 	case "", "identity":
 		return plain, nil
@@ -36,11 +47,15 @@ func (x *exchange) body() (io.Reader, error) {
 }
 
 // bodyReader reads the body as it comes off the connection.
-type bodyReader struct{ x *exchange }
+type bodyReader struct {
+	x *exchange
+	// end is when the whole body must be there; zero: no such time.
+	end time.Time
+}
 
 func (b *bodyReader) Read(p []byte) (n int, err error) {
 	// A read deadline that stayed would end what the server reads of this connection later.
-	_ = b.x.rc.SetReadDeadline(time.Now().Add(b.x.s.opts.IOTimeout))
+	_ = b.x.rc.SetReadDeadline(earlier(time.Now().Add(b.x.s.opts.IOTimeout), b.end))
 	n, err = b.x.r.Body.Read(p)
 	_ = b.x.rc.SetReadDeadline(time.Time{})
 	b.x.received += int64(n)
@@ -72,13 +87,12 @@ func (x *exchange) readBody() (body []byte, release func(), err error) {
 	if x.r.ContentLength > limit {
 		return nil, nil, x.bodyTooLarge()
 	}
-	in, err := x.body()
-	if err != nil {
-		return nil, nil, err
-	}
-	size := int64(firstBody)
-	if x.r.ContentLength >= 0 && x.r.Header.Get("Content-Encoding") == "" {
-		size = x.r.ContentLength + 1 // room to see the end
+	size, most := int64(firstBody), limit
+	if x.r.ContentLength >= 0 {
+		most = x.r.ContentLength
+		if x.r.Header.Get("Content-Encoding") == "" {
+			size = x.r.ContentLength + 1 // room to see the end
+		}
 	}
 	held, err := x.s.hold(x.r.Context(), size*bodyCopies)
 	if err != nil {
@@ -89,6 +103,10 @@ func (x *exchange) readBody() (body []byte, release func(), err error) {
 			held.release()
 		}
 	}()
+	in, err := x.bodyUntil(time.Now().Add(x.s.timeFor(most)))
+	if err != nil {
+		return nil, nil, err
+	}
 	body = make([]byte, 0, size)
 	for {
 		n, err := in.Read(body[len(body):cap(body)])

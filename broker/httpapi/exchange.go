@@ -44,6 +44,8 @@ type exchange struct {
 	rc    *http.ResponseController
 	began time.Time
 	route string
+	// end is when a reply that is in memory as a whole must be sent; zero: no such time.
+	end time.Time
 	// live is the way in which the reply waits for records, if it does.
 	live string
 
@@ -54,6 +56,7 @@ type exchange struct {
 
 func newExchange(s *Server, w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{s: s, r: r, w: w, rc: http.NewResponseController(w), began: time.Now()}
+	x.Header().Set("X-Content-Type-Options", "nosniff")
 	x.extendWrite() // the deadline that the last request of this connection left behind may be over
 	return x
 }
@@ -73,7 +76,9 @@ func (x *exchange) WriteHeader(status int) {
 }
 
 // extendWrite gives the next write its time. An error means that w is no connection, which then needs no deadline.
-func (x *exchange) extendWrite() { _ = x.rc.SetWriteDeadline(time.Now().Add(x.s.opts.IOTimeout)) }
+func (x *exchange) extendWrite() {
+	_ = x.rc.SetWriteDeadline(earlier(time.Now().Add(x.s.opts.IOTimeout), x.end))
+}
 
 // Write sends a part of the body. A client must take each piece of it within the I/O timeout, so that one that is slow
 // may take long, and one that has stopped reading is cut.
@@ -128,6 +133,7 @@ func (x *exchange) writeBody(status int, body []byte) error {
 	}
 	defer release()
 	x.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	x.end = time.Now().Add(x.s.timeFor(int64(len(body))))
 	x.WriteHeader(status)
 	_, err = x.Write(body)
 	x.cut(err)
@@ -165,6 +171,9 @@ func (x *exchange) fail(err error) {
 	}
 	for name, values := range p.header {
 		h[name] = values
+	}
+	if p.kind == bodyTimeout {
+		h.Set("Connection", "close") // else the server waits for the rest of the body before it sends the reply
 	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", cacheNever)

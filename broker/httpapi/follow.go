@@ -249,14 +249,18 @@ func (f *follower) burst(ctx context.Context) (more bool, err error) {
 	return at.next < at.HighWatermark, b.rest(f.events)
 }
 
-// locate finds where to begin in a stream that did not exist when the reader came. All of it is new to the reader, unless
-// that asked for a time.
-func (f *follower) locate(ctx context.Context) (err error) {
-	from := position{kind: atStart}
-	if f.rq.from.kind == atTime {
-		from = f.rq.from
+// positionInNew is where a reader begins in a stream that did not exist when it came. All of it is new to the reader,
+// unless that asked for a time.
+func positionInNew(p position) position {
+	if p.kind == atTime {
+		return p
 	}
-	f.next, err = f.s.locate(ctx, f.t.id, from, true)
+	return position{kind: atStart}
+}
+
+// locate finds where to begin in a stream that did not exist when the reader came.
+func (f *follower) locate(ctx context.Context) (err error) {
+	f.next, err = f.s.locate(ctx, f.t.id, positionInNew(f.rq.from), true)
 	f.located = err == nil
 	return err
 }

@@ -1,9 +1,11 @@
 package httpapi
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"net"
+	"net/http"
 	"runtime"
 	"strings"
 	"testing"
@@ -109,6 +111,56 @@ func TestMemoryIsBounded(t *testing.T) {
 			wantEqual(t, "status", (<-answers).StatusCode, 200)
 		}
 		wantEqual(t, "waits", gather(t, d, "brooklet_http_memory_waits_total"), 2)
+		d.stop()
+	})
+}
+
+// Whoever waits for memory is answered in the end, and clients that are slow on purpose do not keep it.
+func TestSlowClientsDoNotKeepMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 256 << 10
+		d := openDoor(t, func(o *doorOptions) {
+			o.http.MaxBodyBytes, o.http.MaxReadBytes, o.http.Memory = limit, limit, 4*limit
+			o.http.MaxBatchBytes = 2 * limit
+		})
+		d.append("a/b", strings.Repeat("x", limit/2))
+		held, err := d.server.hold(t.Context(), d.server.opts.Memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.ask(503, "POST", streamsPath+"/a/b", "x").wantProblem(t, busy)
+		held.release()
+
+		drip, in := net.Pipe()
+		d.listen.conns <- in
+		began := time.Now()
+		fmt.Fprintf(drip, "POST %s/a/b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", streamsPath, limit)
+		go func() {
+			for {
+				if _, err := drip.Write([]byte("x")); err != nil {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+		}()
+		resp, err := http.ReadResponse(bufio.NewReader(drip), nil)
+		if err != nil || resp.StatusCode != bodyTimeout.status || time.Since(began) > time.Minute {
+			t.Errorf("a body that drips: %v, %v after %v", resp, err, time.Since(began))
+		}
+		drip.Close()
+
+		sip, out := net.Pipe()
+		d.listen.conns <- out
+		began = time.Now()
+		fmt.Fprintf(sip, "GET %s/a/b HTTP/1.1\r\nHost: x\r\n\r\n", streamsPath)
+		buf := make([]byte, 1<<10)
+		for err = error(nil); err == nil; time.Sleep(time.Second) {
+			_, err = sip.Read(buf)
+		}
+		if time.Since(began) > time.Minute {
+			t.Errorf("a reply that is sipped was cut after %v", time.Since(began))
+		}
+		sip.Close()
 		d.stop()
 	})
 }

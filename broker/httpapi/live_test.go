@@ -67,20 +67,25 @@ func TestLongPollTimeout(t *testing.T) {
 func TestWaitingForAStreamThatDoesNotExist(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDoor(t, nil)
-		polled := make(chan *answer, 1)
-		go func() {
-			a, err := d.try("GET", streamsPath+"/new/one?live=long-poll", "")
-			if err != nil {
-				t.Error(err)
-			}
-			polled <- a
-		}()
+		positions := []string{"", "&from=0", "&from=tail", "&from=-1", "&from=7&clamp=true"}
+		polled := make(chan *answer, len(positions))
+		for _, from := range positions {
+			go func() {
+				a, err := d.try("GET", streamsPath+"/new/one?live=long-poll"+from, "")
+				if err != nil {
+					t.Error(err)
+				}
+				polled <- a
+			}()
+		}
 		events := d.follow(streamsPath + "/new/one?live=sse&from=tail")
 		synctest.Wait()
 		d.append("new/another", "no")
 		d.append("new/one", "first")
 		events.wantValues("first")
-		wantEqual(t, "poll", (<-polled).page(t).values(), "first")
+		for range positions {
+			wantEqual(t, "poll", (<-polled).page(t).values(), "first")
+		}
 		d.append("new/one", "second")
 		events.wantValues("second")
 		a := d.ask(416, "GET", streamsPath+"/new/two?live=sse&from=3", "")

@@ -1,6 +1,9 @@
 package httpapi
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // holding is a part of the memory for bodies and replies.
 type holding struct {
@@ -8,11 +11,22 @@ type holding struct {
 	n int64
 }
 
-// hold takes n bytes, and waits for them. More than there is in all is taken as all.
+// slowestBytes is what a client must send of a body, or take of a reply, that is in memory as a whole, in bytes a second:
+// whoever is slower would keep that memory from others for hours.
+const slowestBytes = 64 << 10
+
+// timeFor is how long a client may take for so many bytes that are held for it.
+func (s *Server) timeFor(bytes int64) time.Duration {
+	return s.opts.IOTimeout + time.Duration(bytes)*time.Second/slowestBytes
+}
+
+// hold takes n bytes, and waits for them as long as for a client. More than there is in all is taken as all.
 func (s *Server) hold(ctx context.Context, n int64) (*holding, error) {
 	n = min(n, s.opts.Memory)
 	if !s.memory.TryAcquire(n) {
 		s.m.memoryWaits.Inc()
+		ctx, cancel := context.WithTimeout(ctx, s.opts.IOTimeout)
+		defer cancel()
 		if err := s.memory.Acquire(ctx, n); err != nil {
 			return nil, errMemory()
 		}

@@ -16,6 +16,9 @@ type metrics struct {
 	records        *prometheus.CounterVec // by direction
 	slowClients    prometheus.Counter
 	memoryWaits    prometheus.Counter
+	connections    prometheus.Gauge
+	// connectionsRefused counts those beyond the limit.
+	connectionsRefused prometheus.Counter
 }
 
 // Kinds of followers.
@@ -42,13 +45,15 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Namespace: "brooklet", Subsystem: "http", Name: "request_seconds", Help: "Time from the head of a request to the end of its reply, without reads that wait for records.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 9),
 		}, []string{"route"}),
-		inFlight:    f.NewGauge(prometheus.GaugeOpts(opts("requests_in_flight", "Requests being answered, those that wait for records included."))),
-		followers:   f.NewGaugeVec(prometheus.GaugeOpts(opts("followers", "Reads that wait for records.")), []string{"kind"}),
-		sent:        f.NewCounter(prometheus.CounterOpts(opts("sent_bytes_total", "Bytes of reply bodies sent."))),
-		received:    f.NewCounter(prometheus.CounterOpts(opts("received_bytes_total", "Bytes of request bodies received."))),
-		records:     f.NewCounterVec(prometheus.CounterOpts(opts("records_total", "Records appended and read.")), []string{"direction"}),
-		slowClients: f.NewCounter(prometheus.CounterOpts(opts("slow_clients_cut_total", "Replies ended because the client took nothing for too long."))),
-		memoryWaits: f.NewCounter(prometheus.CounterOpts(opts("memory_waits_total", "Requests that waited for memory."))),
+		inFlight:           f.NewGauge(prometheus.GaugeOpts(opts("requests_in_flight", "Requests being answered, those that wait for records included."))),
+		followers:          f.NewGaugeVec(prometheus.GaugeOpts(opts("followers", "Reads that wait for records.")), []string{"kind"}),
+		sent:               f.NewCounter(prometheus.CounterOpts(opts("sent_bytes_total", "Bytes of reply bodies sent."))),
+		received:           f.NewCounter(prometheus.CounterOpts(opts("received_bytes_total", "Bytes of request bodies received."))),
+		records:            f.NewCounterVec(prometheus.CounterOpts(opts("records_total", "Records appended and read.")), []string{"direction"}),
+		slowClients:        f.NewCounter(prometheus.CounterOpts(opts("slow_clients_cut_total", "Replies ended because the client took nothing for too long."))),
+		memoryWaits:        f.NewCounter(prometheus.CounterOpts(opts("memory_waits_total", "Requests that waited for memory."))),
+		connections:        f.NewGauge(prometheus.GaugeOpts(opts("connections", "Open connections."))),
+		connectionsRefused: f.NewCounter(prometheus.CounterOpts(opts("connections_refused_total", "Connections closed because as many as allowed were open."))),
 	}
 	for _, kind := range []string{liveLongPoll, liveSSE, livePrefix} {
 		m.followers.WithLabelValues(kind)

@@ -44,8 +44,12 @@ type Options struct {
 	Heartbeat time.Duration
 
 	// AllowedOrigins are the origins whose web pages may use this API (CORS), such as https://app.example.com. The
-	// entry * allows every origin. Empty means none but the server's own.
+	// entry * allows every origin. Empty means none but the server's own, and then a listener on a loopback address
+	// serves requests for names of this machine only.
 	AllowedOrigins []string
+
+	// MaxConnections is the number of open connections beyond which new ones are closed. Default 16384.
+	MaxConnections int
 
 	// Logger receives the server's log. Nil means no log.
 	Logger *zap.Logger
@@ -79,6 +83,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.MaxReadBytes, 16<<20)
 	setDefault(&o.Memory, 128<<20)
 	setDefault(&o.MaxFollowedStreams, 10_000)
+	setDefault(&o.MaxConnections, 16384)
 	setDefault(&o.AppendTimeout, 30*time.Second)
 	setDefault(&o.IOTimeout, 30*time.Second)
 	setDefault(&o.Heartbeat, 15*time.Second)
@@ -114,8 +119,9 @@ func (o *Options) Validate() error {
 	check(o.AppendTimeout > 0, "AppendTimeout is %v; it must be positive", o.AppendTimeout)
 	check(o.IOTimeout > 0, "IOTimeout is %v; it must be positive", o.IOTimeout)
 	check(o.Heartbeat > 0 && o.Heartbeat < time.Minute, "Heartbeat is %v; it must be positive and less than 60s, when proxies cut silent connections", o.Heartbeat)
-	for _, origin := range o.AllowedOrigins {
-		check(origin != "", "AllowedOrigins has an empty entry")
+	check(o.MaxConnections > 0, "MaxConnections is %d; it must be positive", o.MaxConnections)
+	if _, err := newForeign(o.AllowedOrigins); err != nil {
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -36,7 +36,6 @@ func pageFile(name string) func(*Server, *exchange) error {
 		h.Set("ETag", tag)
 		h.Set("Cache-Control", "no-cache")
 		h.Set("Content-Security-Policy", pagePolicy)
-		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		if matchesTag(x.r.Header.Values("If-None-Match"), tag) {
 			x.WriteHeader(http.StatusNotModified)

@@ -53,6 +53,7 @@ var (
 	badCursor         = newProblemKind(http.StatusBadRequest, "invalid-cursor", "The position to resume at cannot be understood")
 	reservedName      = newProblemKind(http.StatusForbidden, "reserved-name", "The stream is the broker's own")
 	epochFenced       = newProblemKind(http.StatusForbidden, "producer-fenced", "A newer producer of this name has taken over")
+	foreignOrigin     = newProblemKind(http.StatusForbidden, "foreign-origin", "Web pages of this origin may not do that")
 	noRoute           = newProblemKind(http.StatusNotFound, "no-such-resource", "There is nothing at this address")
 	noStream          = newProblemKind(http.StatusNotFound, "stream-not-found", "The stream does not exist")
 	wrongMethod       = newProblemKind(http.StatusMethodNotAllowed, "method-not-allowed", "The address does not have this method")

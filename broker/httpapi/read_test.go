@@ -2,8 +2,11 @@ package httpapi
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -537,11 +540,139 @@ func TestOriginsThatAreNotAllowed(t *testing.T) {
 	wantHeaders(t, none.ask(404, "GET", streamsPath+"/a/b", "", "Origin", "https://app.example.com"), "Access-Control-Allow-Origin", "")
 }
 
+// A page of another origin cannot change anything, also by a request that browsers send without asking first.
+func TestPagesOfOtherOriginsChangeNothing(t *testing.T) {
+	d := openDoor(t, func(o *doorOptions) { o.http.AllowedOrigins = []string{"https://app.example.com"} })
+	path := streamsPath + "/a/b"
+	for _, headers := range [][]string{
+		{"Origin", "https://evil.example.com", "Sec-Fetch-Site", "cross-site"},
+		{"Origin", "https://evil.example.com"},
+		{"Origin", "null"},
+		{"Sec-Fetch-Site", "cross-site"},
+		{"Sec-Fetch-Site", "same-site"},
+	} {
+		d.ask(403, "POST", path, "x", append(headers, "Content-Type", "text/plain")...).wantProblem(t, foreignOrigin)
+		d.ask(403, "PUT", path, "", headers...).wantProblem(t, foreignOrigin)
+		d.ask(403, "DELETE", path, "", headers...).wantProblem(t, foreignOrigin)
+	}
+	d.ask(404, "GET", path, "")
+	d.ask(200, "POST", path, "x", "Origin", "https://app.example.com", "Sec-Fetch-Site", "cross-site")
+	d.ask(200, "POST", path, "x", "Origin", "http://example.com", "Sec-Fetch-Site", "same-origin")
+	d.ask(200, "POST", path, "x")
+	open := openDoor(t, nil)
+	open.ask(200, "POST", path, "x", "Origin", "https://evil.example.com", "Sec-Fetch-Site", "cross-site")
+}
+
+// A listener for this machine only is not to be reached by a name that somebody else has made to stand for it.
+func TestHostsOfALocalListener(t *testing.T) {
+	d := openDoor(t, func(o *doorOptions) { o.http.AllowedOrigins = []string{"http://broker.example.com:8080"} })
+	for address, local := range map[string]bool{"127.0.0.1:0": true, "0.0.0.0:0": false} {
+		l, err := net.Listen("tcp4", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error, 1)
+		server, err := New(d.server.opts.withoutRegisterer())
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { served <- server.Serve(l) }()
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		for host, here := range map[string]bool{
+			"127.0.0.1:" + port: true, "localhost:" + port: true, "LOCALHOST": true, "a.localhost": true, "[::1]:8080": true, "[::1]": true, "10.0.0.7": true,
+			"broker.example.com:8080": true, "broker.example.com": false, "evil.example.com": false, "evil.example.com:" + port: false, "127.0.0.1.evil.example.com": false,
+		} {
+			req, err := http.NewRequestWithContext(t.Context(), "GET", "http://127.0.0.1:"+port+streamsPath, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host, req.Close = host, true
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			want := 200
+			if local && !here {
+				want = 403
+			}
+			if resp.StatusCode != want {
+				t.Errorf("listening on %s, host %s: %d, want %d", address, host, resp.StatusCode, want)
+			}
+		}
+		if err := server.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := <-served; err != http.ErrServerClosed {
+			t.Error(err)
+		}
+	}
+}
+
+func (o Options) withoutRegisterer() Options {
+	o.Registerer = nil
+	return o
+}
+
+func TestConnectionsAreLimited(t *testing.T) {
+	d := openDoor(t, func(o *doorOptions) { o.http.MaxConnections = 2 })
+	clients := []*http.Client{d.newClient(), d.newClient(), d.newClient()}
+	ask := func(c *http.Client) error {
+		resp, err := d.sendWith(t.Context(), c, "GET", streamsPath, http.NoBody)
+		if err == nil {
+			_, err = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+		return err
+	}
+	for _, c := range clients[:2] {
+		if err := ask(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ask(clients[2]); err == nil {
+		t.Error("a third connection was served")
+	}
+	wantEqual(t, "refused", gather(t, d, "brooklet_http_connections_refused_total") >= 1, true)
+	clients[0].CloseIdleConnections()
+	for gather(t, d, "brooklet_http_connections") != 1 {
+		runtime.Gosched()
+	}
+	if err := ask(clients[2]); err != nil {
+		t.Errorf("after another one ended: %v", err)
+	}
+}
+
+// What is stored may have been written by anybody, and does not run as a page of this origin.
+func TestRawValuesDoNotRunInBrowsers(t *testing.T) {
+	d := openDoor(t, nil)
+	d.ask(201, "PUT", streamsPath+"/a/b", `{"content_type":"text/html"}`, "Content-Type", mediaJSON)
+	d.append("a/b", "<script>alert(1)</script>")
+	wantHeaders(t, d.ask(200, "GET", streamsPath+"/a/b?format=raw", ""), "Content-Type", "text/html",
+		"Content-Security-Policy", "sandbox; default-src 'none'", "X-Content-Type-Options", "nosniff")
+	wantHeaders(t, d.ask(200, "GET", streamsPath+"/a/b", ""), "X-Content-Type-Options", "nosniff")
+}
+
+// A range that ends before it begins is empty, and reading goes on where it began.
+func TestRangeThatEndsBeforeItBegins(t *testing.T) {
+	d := openDoor(t, nil)
+	d.ask(200, "POST", streamsPath+"/a/b", `{"records":[{"value":"0"},{"value":"1"},{"value":"2"},{"value":"3"}]}`, "Content-Type", mediaJSON)
+	a := d.ask(200, "GET", streamsPath+"/a/b?from=3&to=1", "")
+	wantEqual(t, "reply", a.body, `{"records":[],"next_offset":3,"closed":false}`+"\n")
+	for _, form := range []string{formNDJSON, formBatches} {
+		for _, to := range []string{"1", "3"} {
+			a := d.ask(200, "GET", streamsPath+"/a/b?from=3&to="+to+"&format="+form, "")
+			wantEqual(t, form, a.body, "")
+			wantEqual(t, form, a.Trailer.Get(headerNextOffset), "3")
+		}
+	}
+}
+
 func TestOptionsAreChecked(t *testing.T) {
-	o := Options{MaxBatchBytes: -1, MaxBodyBytes: -1, MaxReadBytes: -1, MaxFollowedStreams: -1, AppendTimeout: -1, IOTimeout: -1, Heartbeat: 61e9, AllowedOrigins: []string{""}}
+	o := Options{MaxBatchBytes: -1, MaxBodyBytes: -1, MaxReadBytes: -1, MaxFollowedStreams: -1, AppendTimeout: -1, IOTimeout: -1, Heartbeat: 61e9, MaxConnections: -1, AllowedOrigins: []string{""}}
 	o.EnsureDefaults()
 	err := o.Validate()
-	if err == nil || strings.Count(err.Error(), "\n") != 8 {
+	if err == nil || strings.Count(err.Error(), "\n") != 9 {
 		t.Errorf("%v", err)
 	}
 }

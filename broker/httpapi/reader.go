@@ -101,7 +101,7 @@ func (at *span) eachInBatch(batch kafkaproto.RecordBatch, to int64, fn func(*kaf
 			continue
 		}
 		if r.Offset >= to {
-			at.next = to
+			at.next = max(at.next, to)
 			return false, nil
 		}
 		v := fn(r)
@@ -116,7 +116,7 @@ func (at *span) eachInBatch(batch kafkaproto.RecordBatch, to int64, fn func(*kaf
 	if err := it.Err(); err != nil {
 		return false, &unreadableError{offset: at.next, next: end, cause: err}
 	}
-	at.next = min(end, to) // offsets behind the last record, if compaction took records away
+	at.next = max(at.next, min(end, to)) // offsets behind the last record, if compaction took records away
 	return more && at.next < to, nil
 }
 
@@ -151,7 +151,7 @@ func (s *Server) eachBatch(ctx context.Context, id streamstore.StreamID, from, t
 				if batch, chunk, err = kafkaproto.NextBatch(chunk); err != nil {
 					return at, err // cannot be: the store returns whole batches
 				}
-				if batch.BaseOffset() >= to {
+				if at.next >= to || batch.BaseOffset() >= to {
 					return at, nil
 				}
 				if batch.BaseOffset() < at.next || batch.LastOffset() >= to {

@@ -75,8 +75,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.m.inFlight.Dec()
 	defer s.finish(x)
 	s.allowOrigin(x)
-	var err error
+	err := s.checkOrigin(x)
 	switch {
+	case err != nil:
 	case found != nil:
 		err = found.handle(s, x)
 	case methods == nil:

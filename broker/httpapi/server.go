@@ -35,6 +35,9 @@ type Server struct {
 	names *newNames
 	// memory is what request bodies and replies under way may take, in bytes.
 	memory *semaphore.Weighted
+	// foreign tells requests of web pages that are not the server's own or of an allowed origin.
+	foreign     *http.CrossOriginProtection
+	connections connectionCount
 	// draining is closed by Drain: reads that wait for records end.
 	draining  chan struct{}
 	drainOnce sync.Once
@@ -46,6 +49,10 @@ func New(opts Options) (*Server, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
+	foreign, err := newForeign(opts.AllowedOrigins)
+	if err != nil {
+		return nil, err
+	}
 	s := &Server{
 		opts:     opts,
 		store:    opts.Store,
@@ -53,6 +60,7 @@ func New(opts Options) (*Server, error) {
 		m:        newMetrics(opts.Registerer),
 		names:    &newNames{store: opts.Store},
 		memory:   semaphore.NewWeighted(opts.Memory),
+		foreign:  foreign,
 		draining: make(chan struct{}),
 	}
 	var protocols http.Protocols
@@ -61,6 +69,7 @@ func New(opts Options) (*Server, error) {
 	s.http = &http.Server{
 		Handler:           s,
 		Protocols:         &protocols,
+		BaseContext:       connContext,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -72,7 +81,9 @@ func New(opts Options) (*Server, error) {
 }
 
 // Serve answers requests that arrive at l until Shutdown, and then returns [http.ErrServerClosed].
-func (s *Server) Serve(l net.Listener) error { return s.http.Serve(l) }
+func (s *Server) Serve(l net.Listener) error {
+	return s.http.Serve(&limitedListener{Listener: l, s: s})
+}
 
 // Drain ends reads that wait for records, event streams included, in order, so that their clients connect elsewhere or
 // try again. It returns at once and may be called many times.

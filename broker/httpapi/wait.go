@@ -206,9 +206,13 @@ func (s *Server) await(ctx context.Context, t *target, rq *readRequest) (from in
 	defer w.close()
 	timeout := time.NewTimer(rq.timeout)
 	defer timeout.Stop()
+	position, clamp := rq.from, rq.clamp
+	if t.id == 0 {
+		position, clamp = positionInNew(position), true
+	}
 	for located := false; ; {
 		if t.id != 0 && !located {
-			if from, err = s.locate(ctx, t.id, rq.from, rq.clamp); err != nil && !errors.Is(err, streamstore.ErrNoStream) {
+			if from, err = s.locate(ctx, t.id, position, clamp); err != nil && !errors.Is(err, streamstore.ErrNoStream) {
 				return 0, err
 			}
 			located = err == nil

@@ -334,6 +334,7 @@ func (n *node) openHTTP(context.Context) error {
 		MaxReadBytes:   int(s.memory.http / httpShare),
 		Memory:         s.memory.http,
 		AllowedOrigins: s.origins(),
+		MaxConnections: s.httpMaxConnections,
 		Logger:         n.log.Named("http"),
 		Registerer:     n.registry,
 	})
@@ -364,6 +365,16 @@ func (s *settings) origins() []string {
 		}
 	}
 	return origins
+}
+
+// checkOrigins checks the entries of --http-origins.
+func checkOrigins(origins []string) error {
+	for _, origin := range origins {
+		if err := http.NewCrossOriginProtection().AddTrustedOrigin(origin); err != nil && origin != "*" {
+			return fmt.Errorf("--http-origins: %q is no origin: write a list such as https://app.example.com,http://localhost:3000, or *, or none: %w", origin, err)
+		}
+	}
+	return nil
 }
 
 // serve waits for the end: ctx's error if it was told to stop.

@@ -188,6 +188,21 @@ func TestHTTPDoor(t *testing.T) {
 			t.Errorf("origin %s: allowed is %q", origin, got)
 		}
 	}
+	for origin, want := range map[string]int{"https://b.example": http.StatusOK, "https://c.example": http.StatusForbidden} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader("by a page"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Origin", origin)
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("an append by a page of %s: %d, want %d", origin, resp.StatusCode, want)
+		}
+	}
 	p.stop()
 }
 

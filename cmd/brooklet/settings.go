@@ -44,6 +44,7 @@ type settings struct {
 	listen, advertise, adminListen string
 	httpListen                     string // or httpOff
 	httpOrigins                    string // separated by commas
+	httpMaxConnections             int
 	nodeID                         int
 	rack                           string
 
@@ -103,7 +104,8 @@ func (s *settings) options() []*option {
 			derived(textOption("advertise", &s.advertise, "", "`ADDRESS` (host:port) that clients are told to connect to; they must be able to reach it"), &s.advertise, "the address of --listen"),
 			textOption("admin-listen", &s.adminListen, defaultAdminListen, "`ADDRESS` of the HTTP endpoint for operators: /healthz, /readyz, /metrics, and profiles of the process at /debug/pprof/; it has no access control"),
 			textOption("http-listen", &s.httpListen, defaultHTTPListen, "`ADDRESS` of the stream API over HTTP, or off; it has no TLS and no access control. If another process has the default address the broker starts without it and says so; an address that is set must be free"),
-			textOption("http-origins", &s.httpOrigins, "*", "origins whose web pages may use the stream API (CORS), a `LIST` such as https://app.example.com,https://example.org, * for all, or none"),
+			textOption("http-origins", &s.httpOrigins, "none", "origins whose web pages may use the stream API (CORS), beside the API's own: a `LIST` such as https://app.example.com,https://example.org, * for all, or none"),
+			intOption("http-max-connections", &s.httpMaxConnections, 16384, 1, math.MaxInt32, "open connections to the stream API over HTTP beyond which new ones are closed"),
 			derived(bytesOption("max-frame-bytes", &s.maxFrameBytes, mostFrameBytes, mib, 256*mib, "largest request accepted, in `BYTES` (Kafka's socket.request.max.bytes); --request-memory-bytes must be four times as large"), &s.maxFrameBytes, "a quarter of --request-memory-bytes, at most "+formatBytes(mostFrameBytes)),
 			intOption("max-connections", &s.maxConnections, 16384, 1, math.MaxInt32, "open Kafka connections beyond which new ones are closed"),
 			derived(intOption("max-connections-per-ip", &s.maxConnectionsPerIP, 1, 1, math.MaxInt32, "the same for one client address"), &s.maxConnectionsPerIP, "no limit of its own"),
@@ -188,6 +190,7 @@ func (s *settings) complete(options []*option) error {
 	if s.httpListen != httpOff {
 		errs = append(errs, checkAddress("http-listen", s.httpListen))
 	}
+	errs = append(errs, checkOrigins(s.origins()))
 	if s.maxFrameBytes != 0 && s.maxMessageBytes > s.maxFrameBytes-frameOverhead {
 		errs = append(errs, fmt.Errorf("--max-message-bytes %s does not fit into --max-frame-bytes %s: raise the second or lower the first",
 			formatBytes(s.maxMessageBytes), formatBytes(s.maxFrameBytes)))
