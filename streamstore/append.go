@@ -106,7 +106,7 @@ func (s *Store) Append(ctx context.Context, req AppendRequest) (Appended, error)
 	for _, row := range req.Rows {
 		size += int64(len(row.Key)+len(row.Value)) + tailEntryOverhead
 	}
-	if err := s.admit(ctx, size); err != nil {
+	if err := s.admit(ctx, size, false); err != nil {
 		return Appended{}, err
 	}
 	if req.Close {

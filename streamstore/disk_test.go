@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
@@ -152,6 +153,64 @@ func TestLowDisk(t *testing.T) {
 		look()
 		if a := mustAppend(t, p.Store, id, simpleBatch("1")); a.BaseOffset != 1 {
 			t.Errorf("with room again: %+v", a)
+		}
+	})
+}
+
+// A disk that is nearly full does not stop what makes room: deletions, trims, shorter
+// retention, and retention itself. With much less room they are refused as well.
+func TestLowDiskTakesWhatMakesRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := vfs.NewCrashableMem()
+		p := startProcess(t, objstore.NewMemory(), fs, func(o *Options) { o.MinFreeBytes, o.RetentionInterval = 100<<20, 1000*time.Hour })
+		room := func(bytes uint64) {
+			fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 40, UsedBytes: 1<<40 - bytes})
+			p.disk.checked.Store(0) // as if a second had passed
+		}
+		room(100 << 20)
+		expiring := createWith(t, p.Store, "expiring", Settings{Retention: time.Minute, RetentionBytes: -1})
+		kept, gone := mustCreate(t, p.Store, "kept"), mustCreate(t, p.Store, "gone")
+		for _, id := range []StreamID{expiring, kept, gone} {
+			mustWait(t, mustAppend(t, p.Store, id, idempotent(0, 0).encode()))
+		}
+		flushOne(t, p.Store)
+		time.Sleep(p.opts.ProducerExpiry + time.Hour)
+		commit := func(build func(*Txn)) error {
+			txn := NewTxn()
+			build(txn)
+			_, err := p.Commit(context.Background(), txn)
+			return err
+		}
+		room(100<<20 - 1)
+		for what, build := range map[string]func(*Txn){
+			"create":         func(txn *Txn) { txn.Create("x", DefaultSettings()) },
+			"set":            func(txn *Txn) { txn.Set([]byte("k"), nil) },
+			"create, delete": func(txn *Txn) { txn.Create("x", DefaultSettings()); txn.Delete(gone) },
+		} {
+			if err := commit(build); !errors.Is(err, ErrBackpressure) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		for what, build := range map[string]func(*Txn){
+			"trim": func(txn *Txn) { txn.Trim(kept, 1) },
+			"configure": func(txn *Txn) {
+				txn.Configure(kept, Settings{Retention: time.Minute, RetentionBytes: -1})
+				txn.Set([]byte("k"), nil)
+			},
+			"delete": func(txn *Txn) { txn.Delete(gone); txn.Unset([]byte("k")) },
+		} {
+			if err := commit(build); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		mustExpire(t, p.Store)
+		wantOffsets(t, p.Store, expiring, Offsets{1, 1, 1}, "after retention")
+		if n := countRows(t, p.Store, prefixExtent) + countRows(t, p.Store, prefixProducer); n != 0 {
+			t.Errorf("%d rows of extents and producers are left", n)
+		}
+		room(25<<20 - 1)
+		if err := commit(func(txn *Txn) { txn.Delete(kept) }); !errors.Is(err, ErrBackpressure) {
+			t.Errorf("with the disk all but full: %v", err)
 		}
 	})
 }

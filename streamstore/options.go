@@ -110,7 +110,9 @@ type Options struct {
 	// checkpoint are built and uploaded. Default 32 MiB/s.
 	CheckpointBandwidth int64
 	// MinFreeBytes: with less free space on the disk of Dir, appends are
-	// refused with ErrBackpressure. Default 256 MiB; negative: no check.
+	// refused with ErrBackpressure; trims, deletions and changes of settings, which
+	// may make room, with less than a quarter of it. Default 256 MiB; negative: no
+	// check.
 	MinFreeBytes int64
 	// Now tells the time that is written into commits and compared by
 	// retention. Default time.Now.

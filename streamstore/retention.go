@@ -205,7 +205,7 @@ const maxExpiredProducers = 1000
 
 func (s *Store) queueExpiredProducers(ctx context.Context, expired []producerRef) error {
 	size := int64(len(expired)*16 + tailEntryOverhead)
-	if err := s.admit(ctx, size); err != nil {
+	if err := s.admit(ctx, size, true); err != nil {
 		return err
 	}
 	entry := &tailEntry{size: size, producer: noProducer, appended: s.opts.Now().UnixMilli(), txn: &mutation{expired: expired}, durable: make(chan struct{})}

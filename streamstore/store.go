@@ -205,12 +205,13 @@ func (s *Store) flushTo(ctx context.Context, target uint64) error {
 	return s.await(ctx, r.done)
 }
 
-// admit waits for room among the unflushed bytes.
-func (s *Store) admit(ctx context.Context, size int64) error {
+// admit waits for room among the unflushed bytes. makesRoom: what is admitted leads to
+// free space on the disk in the end.
+func (s *Store) admit(ctx context.Context, size int64, makesRoom bool) error {
 	if err := s.Err(); err != nil {
 		return err
 	}
-	if err := s.disk.check(s); err != nil {
+	if err := s.disk.check(s, makesRoom); err != nil {
 		return err
 	}
 	if s.unflushed.TryAcquire(size) {
@@ -262,20 +263,24 @@ func (l *byteLimit) Release(n int64) {
 }
 
 // diskGuard refuses appends before the local disk is full, because a database
-// that cannot write its log can only stop.
+// that cannot write its log can only stop. What makes room is refused later.
 type diskGuard struct {
 	checked atomic.Int64 // bootTime of the last look
-	low     atomic.Bool
+	low     atomic.Bool  // less than Options.MinFreeBytes are free
+	scarce  atomic.Bool  // less than 1/scarceShare of that
 }
 
-const diskCheckInterval = time.Second
+const (
+	diskCheckInterval = time.Second
+	scarceShare       = 4
+)
 
-func (g *diskGuard) check(s *Store) error {
+func (g *diskGuard) check(s *Store, makesRoom bool) error {
 	now := int64(bootTime())
 	if last := g.checked.Load(); now-last >= int64(diskCheckInterval) && g.checked.CompareAndSwap(last, now) {
 		g.look(s)
 	}
-	if g.low.Load() {
+	if g.low.Load() && (!makesRoom || g.scarce.Load()) {
 		return fmt.Errorf("%w: less than %d MiB are free on the disk of %s: make room there", ErrBackpressure, s.opts.MinFreeBytes>>20, s.opts.Dir)
 	}
 	return nil
@@ -287,6 +292,7 @@ func (g *diskGuard) look(s *Store) {
 		return // a file system that cannot tell is not guarded
 	}
 	low := usage.AvailBytes < uint64(s.opts.MinFreeBytes)
+	g.scarce.Store(usage.AvailBytes < uint64(s.opts.MinFreeBytes/scarceShare))
 	if g.low.Swap(low) == low {
 		return
 	}

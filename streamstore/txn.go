@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -140,6 +141,18 @@ func (t *Txn) Set(key, value []byte) { t.add(txnOp{kind: txnSet, key: key, value
 
 // Unset removes a row of the key-value space; an absent one is no error.
 func (t *Txn) Unset(key []byte) { t.add(txnOp{kind: txnUnset, key: key}) }
+
+// makesRoom reports whether the transaction removes records, or lets them expire. A
+// folder bucket may be on the disk that is nearly full, and then this is the way out.
+func (t *Txn) makesRoom() bool {
+	return t.creates == 0 && slices.ContainsFunc(t.ops, func(op txnOp) bool {
+		switch op.kind {
+		case txnDelete, txnDeleteIdle, txnTrim, txnConfigure, txnReconfigure:
+			return true
+		}
+		return false
+	})
+}
 
 // Result of a transaction.
 type Result struct {
@@ -292,7 +305,7 @@ type touchedStream struct {
 // nil if there is nothing to change.
 func (s *Store) queueTxn(ctx context.Context, t *Txn) (Result, *tailEntry, error) {
 	size := t.bytes + tailEntryOverhead
-	if err := s.admit(ctx, size); err != nil {
+	if err := s.admit(ctx, size, t.makesRoom()); err != nil {
 		return Result{}, nil, err
 	}
 	result, entry, err := s.queueAdmittedTxn(t, size)
