@@ -430,6 +430,29 @@ func (s *Store) StreamBytes(id StreamID) (int64, error) {
 	return total, err
 }
 
+// Producer returns what a stream knows of one idempotent producer; ok is false if that is nothing. ErrNoStream: there is
+// no such stream.
+func (s *Store) Producer(id StreamID, producer int64) (state ProducerState, ok bool, err error) {
+	st, err := s.acquire(id)
+	if err != nil {
+		return state, false, err
+	}
+	defer s.release(st)
+	p, err := s.lockWithProducer(st, producer)
+	if err != nil {
+		return state, false, err
+	}
+	defer st.mu.Unlock()
+	if st.mu.deleted {
+		return state, false, ErrNoStream
+	}
+	if !p.live.known() {
+		return state, false, nil
+	}
+	newest := p.live.batches[len(p.live.batches)-1]
+	return ProducerState{producer, p.live.epoch, newest.lastSequence, newest.timestamp}, true, nil
+}
+
 // Producers lists the idempotent producers that a stream remembers. ErrNoStream:
 // there is no such stream.
 func (s *Store) Producers(id StreamID) ([]ProducerState, error) {

@@ -14,12 +14,15 @@ import (
 var exposedHeaders = strings.Join([]string{
 	headerStreamID, headerStartOffset, headerEndOffset, headerNextOffset, headerClosed, headerRecord,
 	"ETag", "Location", "Retry-After", "Allow",
+	headerDurableNext, headerDurableUpToDate, headerDurableClosed, headerDurableCursor, headerDurableTTL, headerDurableExpires,
+	headerDurableEncoding, headerProducerEpoch, headerProducerSeq, headerProducerExpects, headerProducerGot,
 }, ", ")
 
 // allowedHeaders are those of requests that web pages of other origins may send.
 var allowedHeaders = strings.Join([]string{
 	"Accept", "Authorization", "Content-Encoding", "Content-Type", "If-Match", "If-None-Match",
 	headerLastEventID, headerProducerID, headerProducerEpoch, headerProducerSeq,
+	headerDurableClosed, headerDurableTTL, headerDurableExpires, headerDurableSeq, headerForkedFrom, headerForkOffset, headerForkSubOffset,
 }, ", ")
 
 // preflightAge is how long browsers remember what OPTIONS says, in seconds; most take two hours at most.
@@ -29,6 +32,12 @@ const preflightAge = "7200"
 // credentials are never allowed.
 func (s *Server) allowOrigin(x *exchange) {
 	h := x.Header()
+	// What users wrote is no page and no script, whatever it looks like.
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	if slices.Contains(s.opts.AllowedOrigins, "*") {
+		h.Set("Cross-Origin-Resource-Policy", "cross-origin")
+	}
 	switch origin := x.r.Header.Get("Origin"); {
 	case slices.Contains(s.opts.AllowedOrigins, "*"):
 		h.Set("Access-Control-Allow-Origin", "*")

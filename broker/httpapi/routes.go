@@ -50,15 +50,17 @@ func (r *route) matches(path string) bool {
 
 // findRoute returns the route of a request, or the methods that its address has.
 func findRoute(method, path string) (found *route, methods []string) {
-	for i := range routes {
-		r := &routes[i]
-		if !r.matches(path) {
-			continue
+	for _, list := range [][]route{routes, durableRoutes} {
+		for i := range list {
+			r := &list[i]
+			if !r.matches(path) {
+				continue
+			}
+			if r.method == method {
+				return r, nil
+			}
+			methods = append(methods, r.method)
 		}
-		if r.method == method {
-			return r, nil
-		}
-		methods = append(methods, r.method)
 	}
 	return nil, methods
 }
@@ -81,7 +83,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case found != nil:
 		err = found.handle(s, x)
 	case methods == nil:
-		err = noRoute.new("%q is not an address of this API: streams are at %s/<name>", r.URL.Path, streamsPath)
+		err = noRoute.new("%q is not an address of this API: streams are at %s/<name>, and at %s<name>", r.URL.Path, streamsPath, durablePath)
 	case r.Method == http.MethodOptions:
 		s.options(x, methods)
 	default:

@@ -41,6 +41,9 @@ type Server struct {
 	// draining is closed by Drain: reads that wait for records end.
 	draining  chan struct{}
 	drainOnce sync.Once
+	durable   durableState
+	// background is work that no request waits for.
+	background sync.WaitGroup
 }
 
 // New makes a server that listens nowhere yet.
@@ -97,6 +100,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if err != nil {
 		err = errors.Join(err, s.http.Close())
 	}
+	s.background.Wait()
 	return err
 }
 
