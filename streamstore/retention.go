@@ -103,7 +103,7 @@ func (s *Store) expireStream(ctx context.Context, id StreamID, row *streamRow) e
 func (s *Store) stageDeath(t *Txn, id StreamID, row *streamRow) (dies bool, err error) {
 	now := s.opts.Now()
 	if over := row.settings.ExpiresAt; !over.IsZero() && !now.Before(over) {
-		t.Delete(id)
+		t.deleteOver(id, row)
 		return true, nil
 	}
 	if row.settings.TTL <= 0 || now.UnixMilli()-row.touched <= row.settings.TTL.Milliseconds() {

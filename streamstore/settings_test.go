@@ -218,6 +218,7 @@ func TestTimeToLive(t *testing.T) {
 // and may have to wait for the bucket in between.
 func TestRetentionRaces(t *testing.T) {
 	die, expire := Settings{Retention: -1, RetentionBytes: -1, TTL: time.Hour}, Settings{Retention: time.Hour, RetentionBytes: -1}
+	end := Settings{Retention: -1, RetentionBytes: -1, ExpiresAt: time.UnixMilli(1)} // of the past at any time
 	write := func(t *testing.T, s *Store, id StreamID) { mustWait(t, mustAppend(t, s, id, simpleBatch("y"))) }
 	configure := func(settings Settings) func(*testing.T, *Store, StreamID) {
 		return func(t *testing.T, s *Store, id StreamID) {
@@ -233,6 +234,7 @@ func TestRetentionRaces(t *testing.T) {
 		"configured to stay":     {die, configure(DefaultSettings()), []string{"x"}},
 		"configured the same":    {die, configure(die), []string{"x"}},
 		"trimmed":                {die, func(t *testing.T, s *Store, id StreamID) { mustCommit(t, s, func(txn *Txn) { txn.Trim(id, 1) }) }, nil},
+		"end of life put off":    {end, configure(DefaultSettings()), []string{"x"}},
 		"records to stay":        {expire, configure(DefaultSettings()), []string{"x"}},
 		"records to stay longer": {expire, configure(Settings{Retention: 3 * time.Hour, RetentionBytes: -1}), []string{"x"}},
 		"records and write":      {expire, write, []string{"y"}},

@@ -132,6 +132,12 @@ func (t *Txn) deleteIdle(id StreamID, seen *streamRow, offset int64) {
 	t.add(txnOp{kind: txnDeleteIdle, id: id, offset: offset, seen: seen})
 }
 
+// deleteOver removes a stream whose end of life has come. Commit fails with errChanged if
+// it has other settings than seen.
+func (t *Txn) deleteOver(id StreamID, seen *streamRow) {
+	t.add(txnOp{kind: txnDelete, id: id, seen: seen})
+}
+
 // errChanged: a stream is no longer as retention saw it, so the decision is to be made
 // again.
 var errChanged = errors.New("the stream was changed meanwhile")
