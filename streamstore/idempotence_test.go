@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -327,6 +328,73 @@ func TestDuplicateWaitsForOriginal(t *testing.T) {
 		}
 		if a, err := tryAppend(p.Store, id, idempotent(0, 0)); err != nil || !a.Duplicate || a.Wait(context.Background()) != nil {
 			t.Errorf("a duplicate of a durable batch: %+v, %v", a, err)
+		}
+	})
+}
+
+// A batch and its retry arrive on two connections. The first looks the producer's row up
+// and is held there, while the second is appended and flushed, and the producer leaves
+// memory: the first must not go by the row that it has read.
+func TestProducerRowReadBeforeRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		read := newGate(t)
+		var armed atomic.Bool
+		p := startProcess(t, objstore.NewMemory(), vfs.NewCrashableMem(), func(o *Options) {
+			o.Durability = Remote
+			o.Now = func() time.Time {
+				if armed.CompareAndSwap(true, false) {
+					read.hold() // the row is compared with the time after it was read
+				}
+				return time.Now()
+			}
+		})
+		id := mustCreate(t, p.Store, "s")
+		forget := func() { // fills the memory for producers, so that idle ones leave it
+			for other := range maxCachedProducers + 1 {
+				b := batchSpec{producer: int64(1000 + other + 1000*int(p.queue.nextNumber())), payload: []byte("other")}
+				if _, err := tryAppend(p.Store, id, b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			flushOne(t, p.Store)
+			_, _ = tryAppend(p.Store, id, batchSpec{producer: int64(999 + p.queue.nextNumber()), payload: []byte("other")})
+		}
+		if _, err := tryAppend(p.Store, id, idempotent(0, 0)); err != nil {
+			t.Fatal(err)
+		}
+		flushOne(t, p.Store)
+		forget()
+		inMemory := func() bool {
+			st := p.streams.peek(id)
+			st.mu.Lock()
+			defer st.mu.Unlock()
+			return st.mu.producers[idempotent(0, 0).producer] != nil
+		}
+		if inMemory() {
+			t.Fatal("the producer has not left memory")
+		}
+		armed.Store(true)
+		var first Appended
+		result := async(func() (err error) {
+			first, err = tryAppend(p.Store, id, idempotent(0, 1))
+			return err
+		})
+		<-read.reached
+		second, err := tryAppend(p.Store, id, idempotent(0, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		flushOne(t, p.Store)
+		forget()
+		if inMemory() {
+			t.Fatal("the producer has not left memory")
+		}
+		read.open()
+		if err := <-result; err != nil {
+			t.Fatal(err)
+		}
+		if !first.Duplicate || first.BaseOffset != second.BaseOffset {
+			t.Errorf("the first was appended at %d, duplicate %v; the second at %d", first.BaseOffset, first.Duplicate, second.BaseOffset)
 		}
 	})
 }

@@ -74,7 +74,8 @@ type stream struct {
 		tail      []*tailEntry
 		producers map[int64]*producer
 		// producerSweep is the number of producers at which idle ones are dropped.
-		producerSweep int
+		producerSweep  int
+		producerSweeps int // how often they were
 		watchers      map[watcher]struct{}
 		readers       [readerSlots]readerPosition
 		nextSlot      int
@@ -221,15 +222,22 @@ func (s *Store) lockWithProducer(st *stream, id int64) (*producer, error) {
 		}
 		return p, nil
 	}
-	st.mu.Unlock()
-	state, err := s.readProducer(st.id, id)
-	st.mu.Lock()
-	if err != nil {
+	var state producerState
+	for read := false; !read; {
+		sweeps := st.mu.producerSweeps
 		st.mu.Unlock()
-		return nil, err
-	}
-	if p := st.mu.producers[id]; p != nil {
-		return p, nil
+		var err error
+		state, err = s.readProducer(st.id, id)
+		st.mu.Lock()
+		if err != nil {
+			st.mu.Unlock()
+			return nil, err
+		}
+		if p := st.mu.producers[id]; p != nil {
+			return p, nil
+		}
+		// Meanwhile the producer may have come to memory, appended, and left it again.
+		read = sweeps == st.mu.producerSweeps
 	}
 	if st.mu.producers == nil {
 		st.mu.producers = make(map[int64]*producer)
@@ -244,6 +252,7 @@ func (st *stream) evictProducersLocked() {
 	if len(st.mu.producers) < max(st.mu.producerSweep, maxCachedProducers) {
 		return
 	}
+	st.mu.producerSweeps++
 	for id, p := range st.mu.producers {
 		if p.unflushed == 0 {
 			delete(st.mu.producers, id)
