@@ -316,7 +316,9 @@ func (p *produce) appendBatch(ctx context.Context, c *checkedBatch) *kafkaproto.
 		Close:    c.close,
 	})
 	if err != nil {
-		tellNext(c.reply, err)
+		if tellNext(c.reply, err) {
+			p.pending = append(p.pending, pendingAppend{appended, c.reply}) // what it tells must be durable as well
+		}
 		return partitionError(err, p.req.Version >= produceTopicIDsFrom)
 	}
 	c.reply.BaseOffset, c.reply.LogStartOffset = appended.BaseOffset, appended.StartOffset
@@ -327,14 +329,17 @@ func (p *produce) appendBatch(ctx context.Context, c *checkedBatch) *kafkaproto.
 	return nil
 }
 
-// tellNext puts into a reply where the stream ends, if that is why the append was refused.
-func tellNext(reply *kmsg.ProduceResponseTopicPartition, err error) {
+// tellNext puts into a reply where the stream ends, if that is why the append was refused, and reports whether it is.
+func tellNext(reply *kmsg.ProduceResponseTopicPartition, err error) bool {
 	if conflict, ok := errors.AsType[*streamstore.ConflictError](err); ok {
 		ext.SetInt64(&reply.UnknownTags, ext.TagNextOffset, conflict.Next)
+		return true
 	}
 	if closed, ok := errors.AsType[*streamstore.StreamClosedError](err); ok {
 		ext.SetInt64(&reply.UnknownTags, ext.TagNextOffset, closed.Next)
+		return true
 	}
+	return false
 }
 
 // check validates one records field by the rules of its topic.
@@ -370,6 +375,7 @@ func (p *produce) reply(ctx context.Context) (kmsg.Response, error) {
 		a := &p.pending[i]
 		if err := a.appended.Wait(wait); err != nil {
 			p.fail(a.reply, storeError(err))
+			a.reply.UnknownTags = kmsg.Tags{}
 		}
 	}
 	return p.resp, ctx.Err()

@@ -94,6 +94,10 @@ func (s *Store) await(ctx context.Context, done <-chan struct{}) error {
 // Append gives a batch its offsets and its place in the order of the shard, and
 // returns before it is written; Wait waits for that. It blocks for back-pressure
 // only. Batches appended one after the other by one goroutine keep their order.
+//
+// With ErrConflict and ErrStreamClosed nothing is appended. What these errors tell of the
+// stream may still be lost in a crash, and then the next writer finds something else;
+// Wait of the result waits until it cannot.
 func (s *Store) Append(ctx context.Context, req AppendRequest) (Appended, error) {
 	batch, rest, ok := nextBatch(req.Batch)
 	if !ok || len(rest) > 0 {
@@ -154,10 +158,10 @@ func (s *Store) appendAdmitted(batch recordBatch, req AppendRequest, size int64)
 		}
 	}
 	if st.mu.row.closed {
-		return Appended{}, false, &StreamClosedError{Next: st.mu.next}
+		return st.refusedLocked(s, req.Ack), false, &StreamClosedError{Next: st.mu.next}
 	}
 	if req.Expected != AnyOffset && req.Expected != st.mu.next {
-		return Appended{}, false, &ConflictError{Expected: req.Expected, Next: st.mu.next}
+		return st.refusedLocked(s, req.Ack), false, &ConflictError{Expected: req.Expected, Next: st.mu.next}
 	}
 	entry := s.placeLocked(st, batch, size)
 	entry.wantSync = req.Ack == AckLocal
@@ -207,6 +211,16 @@ func (s *Store) mutationOfAppendLocked(st *stream, req *AppendRequest) (*mutatio
 		}
 	}
 	return &mutation{rows: bytes.Clone(batch.Repr())}, nil
+}
+
+// refusedLocked is the result of an append that was refused because of where the stream
+// ends: it is acknowledged when the stream's last records are.
+func (st *stream) refusedLocked(s *Store, ack Ack) Appended {
+	refused := Appended{store: s}
+	if n := len(st.mu.tail); n > 0 {
+		refused.done = st.mu.tail[n-1].ackChannel(ack)
+	}
+	return refused
 }
 
 func (e *tailEntry) ackChannel(ack Ack) <-chan struct{} {

@@ -398,3 +398,58 @@ func TestProducerRowReadBeforeRetry(t *testing.T) {
 		}
 	})
 }
+
+// What the error of a refused append tells of the stream is durable when Wait returns, and
+// not before. A writer that is fenced meanwhile does not tell it at all.
+func TestRefusalWaitsForWhatItTells(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		closed bool
+		fenced bool
+		want   error
+	}{
+		{"conflict", false, false, ErrConflict},
+		{"closed", true, false, ErrStreamClosed},
+		{"fenced", false, true, ErrConflict},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				bucket := objstore.NewMemory()
+				p := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
+				id := mustCreate(t, p.Store, "s")
+				put := newGate(t)
+				gateCreates(p.faults, map[uint64]*gate{2: put}, nil)
+				if _, err := p.Append(context.Background(), AppendRequest{Stream: id, Batch: simpleBatch("a"), Expected: 0, Ack: AckDurable, Close: test.closed}); err != nil {
+					t.Fatal(err)
+				}
+				refuse := func() Appended {
+					a, err := p.Append(context.Background(), AppendRequest{Stream: id, Batch: simpleBatch("b"), Expected: 0, Ack: AckDurable})
+					if !errors.Is(err, test.want) {
+						t.Fatalf("%v, want %v", err, test.want)
+					}
+					return a
+				}
+				a := refuse()
+				told := async(func() error { return a.Wait(context.Background()) })
+				startFlush(t, p)
+				<-put.reached
+				synctest.Wait()
+				select {
+				case err := <-told:
+					t.Fatalf("it was told while the append was on its way: %v", err)
+				default:
+				}
+				if test.fenced {
+					coldStart(t, bucket)
+				}
+				put.open()
+				if err := <-told; test.fenced != errors.Is(err, ErrFenced) || !test.fenced && err != nil {
+					t.Errorf("Wait: %v", err)
+				}
+				if !test.fenced && refuse().Wait(context.Background()) != nil {
+					t.Error("Wait fails although the append is durable")
+				}
+			})
+		})
+	}
+}

@@ -601,6 +601,14 @@ func (s *Server) appendBatch(ctx context.Context, t *target, batch kafkaproto.Re
 			t.id = 0 // deleted meanwhile; the next one has that name anew
 			continue
 		}
+		if errors.Is(err, streamstore.ErrConflict) || errors.Is(err, streamstore.ErrStreamClosed) {
+			// What the answer tells of the stream must not be lost any more.
+			wait, cancel := context.WithTimeout(ctx, s.opts.AppendTimeout)
+			defer cancel()
+			if lost := done.Wait(wait); lost != nil {
+				err = lost
+			}
+		}
 		return done, err
 	}
 }
