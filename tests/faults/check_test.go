@@ -9,8 +9,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// check holds the broker to all that was said, after a restart in order, and again on an empty disk if that must do.
-func (r *round) check(writers []*writer, trim *trimmer, hots []*hot) {
+// check holds the broker to all that was said, after a restart in order, and again on an empty disk, where it must begin
+// with a checkpoint. Then the bucket is checked from outside.
+func (r *round) check(writers []*writer, trim *trimmer, hots []*hot, churn *churn) {
 	r.t.Helper()
 	r.node().Stop()
 	r.node().Start()
@@ -19,14 +20,23 @@ func (r *round) check(writers []*writer, trim *trimmer, hots []*hot) {
 	for _, h := range hots {
 		h.check(r.readAll(h.name, 0))
 	}
+	churn.check()
 	if r.sc.durability == "remote" {
 		r.node().Kill()
-		r.loseDisk()
-		r.node().Start()
-		r.serving()
-		r.checkWriters(writers, trim)
+	} else {
+		r.node().Stop()
 	}
+	r.loseDisk()
+	r.node().Spawn()
+	before := r.rebuilt
+	r.ready()
+	if r.rebuilt == before {
+		r.fault("a start on an empty disk has not begun with a checkpoint")
+	}
+	r.checkWriters(writers, trim)
+	churn.check()
 	r.node().Stop()
+	r.checkBucket()
 }
 
 func (r *round) checkWriters(writers []*writer, trim *trimmer) {

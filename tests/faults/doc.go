@@ -11,8 +11,15 @@
 //   - a producer without idempotence writes others: what was acknowledged must be at the offset of the acknowledgement,
 //     and what is there must have been sent,
 //   - one writes to a partition that is trimmed all the time,
+//   - streams are made, trimmed, deleted and made again under the same names, and others delete themselves: what is gone must
+//     never come back (churn_test.go),
 //   - consumers follow and read again from the start: whatever one has seen, all others must see until the end,
-//   - single appends and reads of a few hot streams make a history that must be linearizable (history_test.go).
+//   - single appends, appends on condition and reads of a few hot streams make a history that must be linearizable
+//     (history_test.go).
+//
+// All thresholds are tiny, so that each round sees compactions, checkpoints, deletions of objects and starts from
+// checkpoints on empty disks; a round in which one of them is missing fails (bucket_test.go). In the end the bucket is
+// checked from outside, cleaned up, and checked again.
 //
 // The tests of disks and objects that are full, read-only or damaged are in disk_test.go and, where the product's own
 // clock or file system has to be replaced, in streamstore/*_faults_test.go.

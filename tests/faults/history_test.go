@@ -23,8 +23,10 @@ type operation struct {
 	client       int
 	kind         opKind
 	value        string // appended, or read; "" if the read found nothing
-	offset       int64  // of the record; the high watermark
-	unknown      bool   // of an append: it may have taken effect, or may still
+	offset       int64  // of the record; the high watermark; of a conflict the next offset
+	condition    bool   // of an append: the record must get the offset demanded
+	demanded     int64
+	unknown      bool // of an append: it may have taken effect, or may still
 	call, answer int64
 }
 
@@ -33,11 +35,14 @@ type opKind int
 const (
 	opAppend opKind = iota
 	opRead
-	opEnd // asks for the high watermark
+	opEnd      // asks for the high watermark
+	opConflict // an append that was refused because of its condition
 )
 
 func (o operation) String() string {
 	switch {
+	case o.kind == opConflict:
+		return fmt.Sprintf("no append %s at %d, next is %d", o.value, o.demanded, o.offset)
 	case o.kind == opAppend && o.unknown:
 		return fmt.Sprintf("append %s, outcome unknown", o.value)
 	case o.kind == opAppend:
@@ -57,8 +62,9 @@ func (h *history) add(o operation) {
 // log is the state of the model: the values of a stream from offset 0 on. It is never changed in place.
 type log []string
 
-// logModel is what a stream is. An append gets the next offset, which is the number of those before it; a read finds
-// what is there, or nothing at the end.
+// logModel is what a stream is. An append gets the next offset, which is the number of those before it; one with a
+// condition does so if it demanded that offset, and is refused if it demanded another one. A read finds what is there, or
+// nothing at the end.
 var logModel = porcupine.Model{
 	Init: func() any { return log(nil) },
 	Step: func(state, input, _ any) (bool, any) {
@@ -66,7 +72,9 @@ var logModel = porcupine.Model{
 		n := int64(len(l))
 		switch o.kind {
 		case opAppend:
-			return o.offset == n, append(l[:n:n], o.value)
+			return o.offset == n && (!o.condition || o.demanded == n), append(l[:n:n], o.value)
+		case opConflict:
+			return o.offset == n && o.demanded != n, l
 		case opRead:
 			if o.value == "" {
 				return o.offset >= n, l
@@ -143,6 +151,13 @@ func TestLinearizable(t *testing.T) {
 	end := func(offset, call, answer int64) operation {
 		return operation{kind: opEnd, offset: offset, call: call, answer: answer}
 	}
+	conditional := func(o operation, demanded int64) operation {
+		o.condition, o.demanded = true, demanded
+		return o
+	}
+	conflict := func(demanded, next, call, answer int64) operation {
+		return operation{kind: opConflict, value: "c", condition: true, demanded: demanded, offset: next, call: call, answer: answer}
+	}
 	for _, test := range []struct {
 		name  string
 		ops   []operation
@@ -160,6 +175,12 @@ func TestLinearizable(t *testing.T) {
 		{"another value", []operation{appended("a", 0, 1, 2), read("x", 0, 3, 4)}, []string{"a"}, false},
 		{"took effect late", []operation{unknown("a", 1, 2), read("", 0, 3, 4), appended("b", 0, 5, 6), read("a", 1, 7, 8)}, []string{"b", "a"}, true},
 		{"had no effect", []operation{unknown("a", 1, 2), appended("b", 0, 5, 6)}, []string{"b"}, true},
+		{"compare and append", []operation{conditional(appended("a", 0, 1, 4), 0), conflict(0, 1, 2, 5)}, []string{"a"}, true},
+		{"both were let through", []operation{conditional(appended("a", 0, 1, 4), 0), conditional(appended("b", 1, 2, 5), 0)}, []string{"a", "b"}, false},
+		{"took effect against its condition", []operation{appended("a", 0, 1, 2), conditional(unknown("b", 3, 4), 0)}, []string{"a", "b"}, false},
+		{"conflict for nothing", []operation{conflict(0, 0, 1, 2)}, nil, false},
+		{"conflict with the future", []operation{conflict(0, 1, 1, 2), appended("a", 0, 3, 4)}, []string{"a"}, false},
+		{"conflict with what came to nothing", []operation{conflict(0, 1, 2, 3), unknown("a", 1, 4), appended("b", 0, 5, 6)}, []string{"b"}, false},
 		{"was seen and is gone", []operation{unknown("a", 1, 2), read("a", 0, 3, 4), appended("b", 0, 5, 6)}, []string{"b"}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {

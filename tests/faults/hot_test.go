@@ -1,6 +1,8 @@
 package faults
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/brookletmq/brooklet/client"
 	"github.com/brookletmq/brooklet/tests/harness"
 )
 
@@ -35,6 +38,8 @@ func (r *round) startHot(name string) *hot {
 		c := &hotClient{hot: h, id: i, rng: r.fork()}
 		r.load.Go(c.run)
 	}
+	s := &swapper{hot: h, id: hotClients, rng: r.fork(), client: r.streamClient()}
+	r.load.Go(s.run)
 	return h
 }
 
@@ -163,6 +168,51 @@ func (c *hotClient) end() {
 	}
 }
 
+// swapper appends on conditions, one at a time, with the Go client, which tries again by itself until it knows the
+// outcome.
+type swapper struct {
+	*hot
+	id     int
+	rng    *rand.Rand
+	client *client.Client
+	sent   int
+}
+
+func (s *swapper) run() {
+	for s.r.pause(s.rng, hotPause) {
+		s.append()
+	}
+}
+
+func (s *swapper) append() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	s.sent++
+	o := operation{
+		client: s.id, kind: opAppend, value: fmt.Sprintf("%d.%d", s.id, s.sent), unknown: true,
+		condition: true, demanded: max(0, s.known.Load()+int64(s.rng.IntN(4)/3)-int64(s.rng.IntN(4)/3)),
+	}
+	zombie := s.r.zombie.Load()
+	o.call = s.r.now()
+	offset, err := s.client.AppendIf(ctx, client.NextIs(o.demanded), s.name, client.Record{Value: []byte(o.value)})
+	o.answer = s.r.now()
+	if zombie == 0 {
+		zombie = s.r.zombie.Load()
+	}
+	var conflict *client.ConflictError
+	switch {
+	case err == nil:
+		o.unknown, o.offset = false, offset
+		s.know(offset + 1)
+	case errors.As(err, &conflict):
+		o.unknown, o.kind, o.offset = false, opConflict, conflict.Next
+		if s.know(conflict.Next); zombie != 0 { // see hotClient.observed
+			o.call = min(o.call, zombie)
+		}
+	}
+	s.history.add(o)
+}
+
 // know remembers that the stream has reached an end.
 func (h *hot) know(end int64) {
 	for {
@@ -192,11 +242,17 @@ func (h *hot) check(final []*kgo.Record) {
 	}
 	ops := slices.Clone(h.history.ops)
 	last := h.r.now()
-	ops = append(ops, operation{client: hotClients, kind: opEnd, offset: int64(len(values)), call: last, answer: last})
+	ops = append(ops, operation{client: hotClients + 1, kind: opEnd, offset: int64(len(values)), call: last, answer: last})
 	if ok, what := linearizable(ops, values); !ok {
 		h.r.fault("%s: the history is not linearizable: %s", h.name, what)
 	}
-	h.r.t.Logf("%s: %d operations, %d records", h.name, len(ops), len(values))
+	conflicts := 0
+	for _, o := range ops {
+		if o.kind == opConflict {
+			conflicts++
+		}
+	}
+	h.r.t.Logf("%s: %d operations, %d conflicts, %d records", h.name, len(ops), conflicts, len(values))
 }
 
 func produceRequest(topic string, value []byte) *kmsg.ProduceRequest {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -94,14 +95,20 @@ type round struct {
 	began time.Time
 	s3    *s3
 	front *front
-	nodes [2]*harness.Broker // each with a disk of its own; the second one is used when a broker is replaced
-	at    int                // of nodes, which serves
+	// bucket is its URL, folder its path if it is a folder.
+	bucket, folder string
+	nodes          [2]*harness.Broker // each with a disk of its own; the second one is used when a broker is replaced
+	at             int                // of nodes, which serves
 
 	mu       sync.Mutex
 	gen      *generation
 	faults   int
 	progress progress
 	journal  journal
+
+	inventory inventory
+	rebuilt   int          // starts from a checkpoint
+	zombie    atomic.Int64 // when a second broker began to take over; 0 when the first one has ended
 
 	load    sync.WaitGroup
 	loading context.Context // ends with the load
@@ -139,17 +146,19 @@ func newRound(t *testing.T, sc scenario, seed uint64) *round {
 	}
 	r.loading, r.unload = context.WithCancel(context.Background())
 	t.Cleanup(r.unload)
-	bucket := "file://" + filepath.Join(t.TempDir(), "bucket")
+	r.folder = filepath.Join(t.TempDir(), "bucket")
+	r.bucket = "file://" + r.folder
 	if sc.s3 {
-		bucket = r.s3.url()
+		r.bucket = r.s3.url()
 	}
 	for i := range r.nodes {
 		flags := []string{
-			"--bucket", bucket, "--durability", sc.durability, "--advertise", r.front.addr(),
+			"--bucket", r.bucket, "--durability", sc.durability, "--advertise", r.front.addr(),
 			"--flush-interval", (time.Duration(5+r.rng.IntN(200)) * time.Millisecond).String(), "--flush-bytes", "64KiB",
 			"--tail-cache-bytes", "8MiB", "--segment-cache-bytes", "8MiB", "--retention-check-interval", "1s",
 			// Small, so that all of it happens within a round.
-			"--compaction-bytes", "1MiB", "--delete-grace", "1s", "--disk-cache-bytes", "64MiB",
+			"--compaction-bytes", "64KiB", "--compaction-interval", "100ms", "--delete-grace", "1s", "--disk-cache-bytes", "64MiB",
+			"--checkpoint-interval", "1s", "--checkpoint-commits", strconv.Itoa(2 + r.rng.IntN(15)), "--checkpoint-bytes", "4KiB",
 		}
 		r.nodes[i] = harness.New(t, harness.Config{Flags: append(flags, strings.Fields(*faultsFlags)...)})
 	}
@@ -217,6 +226,8 @@ func (r *round) run(kills int) {
 	for i := range hotStreams {
 		hots = append(hots, r.startHot(fmt.Sprint("hot/", i)))
 	}
+	churn := r.startChurn()
+	r.startInventory()
 	all := []*writer{exact, loose, stream, trimmed}
 	for i := range kills {
 		r.setWeather()
@@ -233,11 +244,13 @@ func (r *round) run(kills int) {
 	}
 	r.s3.calm()
 	r.await(all)
+	r.awaitHousekeeping()
 	r.unload()
 	r.load.Wait()
-	r.check(all, trim, hots)
-	r.t.Logf("%.1fs, acknowledged: %d exact, %d loose, %d stream, %d trimmed; the bucket: %s %s",
-		time.Since(r.began).Seconds(), exact.acks, loose.acks, stream.acks, trimmed.acks, r.s3.contents(), r.s3.faultsMet())
+	r.check(all, trim, hots, churn)
+	r.t.Logf("%.1fs, acknowledged: %d exact, %d loose, %d stream, %d trimmed; %d streams made, %d deletions; %d starts from a checkpoint; the bucket: made %v, gone %v, %s",
+		time.Since(r.began).Seconds(), exact.acks, loose.acks, stream.acks, trimmed.acks, churn.made, churn.deleted,
+		r.rebuilt, r.inventory.made, r.inventory.gone, r.s3.faultsMet())
 }
 
 // setWeather decides how the bucket behaves next.
@@ -311,6 +324,12 @@ func (r *round) disrupt() {
 		r.logf("kill, and start on the other disk")
 		r.node().Kill()
 		r.at = 1 - r.at
+	case !remote && x < 3:
+		// What was acknowledged is in the bucket when the broker has ended in order, and not before.
+		r.logf("stop, and lose the disk")
+		r.s3.calm()
+		r.node().Stop()
+		r.loseDisk()
 	default:
 		r.logf("kill")
 		r.node().Kill()
@@ -337,6 +356,7 @@ func (r *round) ready() {
 	if err := r.node().AwaitReady(); err != nil {
 		r.t.Fatalf("the broker does not start: %v", err)
 	}
+	r.rebuilt += rebuilt(r.node())
 	r.serving()
 }
 
@@ -356,6 +376,7 @@ func (r *round) takeOver(asleep bool) {
 		old.Signal(syscall.SIGSTOP)
 	}
 	gen.replaced.Store(r.now())
+	r.zombie.Store(gen.replaced.Load())
 	r.at = 1 - r.at
 	r.node().Spawn()
 	r.ready()
@@ -369,7 +390,9 @@ func (r *round) takeOver(asleep bool) {
 			r.fault("a broker that was replaced has acknowledged an append")
 		}
 	}
-	if code := old.WaitExit(); code != exitTaken {
+	code := old.WaitExit()
+	r.zombie.Store(0)
+	if code != exitTaken {
 		r.t.Fatalf("a broker that was replaced ended with exit code %d, want %d: %s", code, exitTaken, lastLine(old))
 	}
 }

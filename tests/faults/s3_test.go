@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -114,15 +113,21 @@ func (s *s3) draw() (fault, time.Duration) {
 	return noFault, 0
 }
 
-// contents tells how many objects there are in each folder.
-func (s *s3) contents() string {
+// names are the names of all objects.
+func (s *s3) names() map[string]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	count := make(map[string]int)
+	names := make(map[string]bool, len(s.objects))
 	for key := range s.objects {
-		count[path.Dir(key)]++
+		names[key] = true
 	}
-	return fmt.Sprint(count)
+	return names
+}
+
+func (s *s3) object(key string) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.objects[key]
 }
 
 // faultsMet tells how many requests failed in which way.
