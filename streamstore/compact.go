@@ -59,9 +59,10 @@ func (k *compactor) run(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		for k.step(ctx) && ctx.Err() == nil {
+		for more := true; more && ctx.Err() == nil; {
+			more = k.step(ctx)
+			k.deleteDead(ctx) // each time: there may always be more
 		}
-		k.deleteDead(ctx)
 	}
 }
 
