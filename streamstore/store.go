@@ -320,7 +320,7 @@ func (s *Store) getRow(key []byte) (value []byte, ok bool, err error) {
 		return nil, false, nil
 	}
 	if err != nil {
-		return nil, false, err
+		return nil, false, s.explainDamage(err)
 	}
 	value = append([]byte(nil), value...)
 	return value, true, closer.Close()
@@ -332,7 +332,7 @@ func (s *Store) lookupRow(name string) (StreamID, bool, error) {
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, err
+		return 0, false, s.explainDamage(err)
 	}
 	defer closer.Close()
 	if len(value) != 8 {
@@ -377,17 +377,16 @@ func (s *Store) Offsets(id StreamID) (Offsets, error) {
 // List returns up to limit streams in name order: those whose names begin with
 // prefix and are greater than after. Streams whose creation has not been
 // acknowledged yet may be missing.
-func (s *Store) List(prefix, after string, limit int) ([]StreamInfo, error) {
+func (s *Store) List(prefix, after string, limit int) (infos []StreamInfo, err error) {
 	lower := nameKey(prefix)
 	if after >= prefix && after != "" {
 		lower = append(nameKey(after), 0)
 	}
-	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: prefixEnd(nameKey(prefix))})
+	iter, err := s.newIter(lower, prefixEnd(nameKey(prefix)))
 	if err != nil {
 		return nil, err
 	}
-	defer iter.Close()
-	var infos []StreamInfo
+	defer func() { err = s.finishIter(iter, err) }()
 	for valid := iter.First(); valid && len(infos) < limit; valid = iter.Next() {
 		info, err := s.Describe(StreamID(binary.BigEndian.Uint64(iter.Value())))
 		if errors.Is(err, ErrNoStream) {
@@ -398,7 +397,7 @@ func (s *Store) List(prefix, after string, limit int) ([]StreamInfo, error) {
 		}
 		infos = append(infos, info)
 	}
-	return infos, iter.Error()
+	return infos, nil
 }
 
 // StreamBytes is the size of a stream's batches, in bytes: those in the bucket
@@ -455,7 +454,7 @@ func (s *Store) Producer(id StreamID, producer int64) (state ProducerState, ok b
 
 // Producers lists the idempotent producers that a stream remembers. ErrNoStream:
 // there is no such stream.
-func (s *Store) Producers(id StreamID) ([]ProducerState, error) {
+func (s *Store) Producers(id StreamID) (list []ProducerState, err error) {
 	st, err := s.acquire(id)
 	if err != nil {
 		return nil, err
@@ -463,11 +462,11 @@ func (s *Store) Producers(id StreamID) ([]ProducerState, error) {
 	defer s.release(st)
 	states := make(map[int64]producerState)
 	lower, upper := streamSpan(prefixProducer, id)
-	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	iter, err := s.newIter(lower, upper)
 	if err != nil {
 		return nil, err
 	}
-	defer iter.Close()
+	defer func() { err = s.finishIter(iter, err) }()
 	for valid := iter.First(); valid; valid = iter.Next() {
 		state, err := decodeProducerState(iter.Value())
 		if err != nil {
@@ -488,12 +487,12 @@ func (s *Store) Producers(id StreamID) ([]ProducerState, error) {
 	if deleted {
 		return nil, ErrNoStream
 	}
-	list := make([]ProducerState, 0, len(states))
+	list = make([]ProducerState, 0, len(states))
 	for pid, state := range states {
 		newest := state.batches[len(state.batches)-1]
 		list = append(list, ProducerState{pid, state.epoch, newest.lastSequence, newest.timestamp})
 	}
-	return list, iter.Error()
+	return list, nil
 }
 
 // Get returns a copy of a row of the key-value space. It sees every transaction
@@ -502,19 +501,19 @@ func (s *Store) Get(key []byte) (value []byte, ok bool, err error) { return s.ge
 
 // Scan calls fn for each row of the key-value space whose key begins with prefix,
 // in key order, on a consistent snapshot. key and value are valid during the call.
-func (s *Store) Scan(prefix []byte, fn func(key, value []byte) error) error {
+func (s *Store) Scan(prefix []byte, fn func(key, value []byte) error) (err error) {
 	lower := kvKey(prefix)
-	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: prefixEnd(lower)})
+	iter, err := s.newIter(lower, prefixEnd(lower))
 	if err != nil {
 		return err
 	}
-	defer iter.Close()
+	defer func() { err = s.finishIter(iter, err) }()
 	for valid := iter.First(); valid; valid = iter.Next() {
 		if err := fn(iter.Key()[1:], iter.Value()); err != nil {
 			return err
 		}
 	}
-	return iter.Error()
+	return nil
 }
 
 // dbDir is the folder of the Pebble database inside the data directory.

@@ -2,12 +2,9 @@ package streamstore
 
 import (
 	"container/list"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/cockroachdb/pebble/v2"
 )
 
 // StreamID names a stream for ever: it is never 0 and never reused, not even
@@ -200,11 +197,11 @@ func (st *stream) readRows(s *Store) error {
 // lastExtent returns the extent with the newest records of a stream.
 func (s *Store) lastExtent(id StreamID) (x extent, ok bool, err error) {
 	lower, upper := streamSpan(prefixExtent, id)
-	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	iter, err := s.newIter(lower, upper)
 	if err != nil {
 		return x, false, err
 	}
-	defer func() { err = errors.Join(err, iter.Error(), iter.Close()) }()
+	defer func() { err = s.finishIter(iter, err) }()
 	if !iter.Last() {
 		return x, false, nil
 	}
