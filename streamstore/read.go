@@ -166,7 +166,7 @@ func (r *reader) add(chunk []byte, last int64) {
 func (s *Store) tailRow(e *tailEntry) (recordBatch, error) {
 	value, closer, err := s.db.Get(tailKey(e.number))
 	if err != nil {
-		return nil, s.explainDamage(err)
+		return nil, err
 	}
 	defer closer.Close()
 	batch, _, ok := nextBatch(value[min(tailAppendHeader, len(value)):])
@@ -298,11 +298,11 @@ func follows(a, b extent) bool { return a.object == b.object && a.position+a.len
 // contains offset on, until fn returns false.
 func (s *Store) eachExtent(id StreamID, offset int64, fn func(extent) bool) (err error) {
 	_, upper := streamSpan(prefixExtent, id)
-	iter, err := s.newIter(extentKey(id, offset), upper)
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: extentKey(id, offset), UpperBound: upper})
 	if err != nil {
 		return err
 	}
-	defer func() { err = s.finishIter(iter, err) }()
+	defer func() { err = errors.Join(err, iter.Error(), iter.Close()) }()
 	for valid := iter.First(); valid; valid = iter.Next() {
 		x, err := decodeExtent(iter.Key(), iter.Value())
 		if err != nil {

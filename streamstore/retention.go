@@ -61,11 +61,11 @@ const expiringBatch = 1000
 
 // expiringStreams returns the next streams from id on whose records can expire.
 func (s *Store) expiringStreams(id StreamID) (batch []expiringStream, err error) {
-	iter, err := s.newIter(streamKey(id), []byte{prefixStream + 1})
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: streamKey(id), UpperBound: []byte{prefixStream + 1}})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = s.finishIter(iter, err) }()
+	defer func() { err = errors.Join(err, iter.Error(), iter.Close()) }()
 	for valid := iter.First(); valid && len(batch) < expiringBatch; valid = iter.Next() {
 		row, err := decodeStreamRow(iter.Value())
 		if err != nil {

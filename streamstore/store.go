@@ -320,7 +320,7 @@ func (s *Store) getRow(key []byte) (value []byte, ok bool, err error) {
 		return nil, false, nil
 	}
 	if err != nil {
-		return nil, false, s.explainDamage(err)
+		return nil, false, err
 	}
 	value = append([]byte(nil), value...)
 	return value, true, closer.Close()
@@ -332,7 +332,7 @@ func (s *Store) lookupRow(name string) (StreamID, bool, error) {
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, s.explainDamage(err)
+		return 0, false, err
 	}
 	defer closer.Close()
 	if len(value) != 8 {
@@ -377,16 +377,17 @@ func (s *Store) Offsets(id StreamID) (Offsets, error) {
 // List returns up to limit streams in name order: those whose names begin with
 // prefix and are greater than after. Streams whose creation has not been
 // acknowledged yet may be missing.
-func (s *Store) List(prefix, after string, limit int) (infos []StreamInfo, err error) {
+func (s *Store) List(prefix, after string, limit int) ([]StreamInfo, error) {
 	lower := nameKey(prefix)
 	if after >= prefix && after != "" {
 		lower = append(nameKey(after), 0)
 	}
-	iter, err := s.newIter(lower, prefixEnd(nameKey(prefix)))
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: prefixEnd(nameKey(prefix))})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = s.finishIter(iter, err) }()
+	defer iter.Close()
+	var infos []StreamInfo
 	for valid := iter.First(); valid && len(infos) < limit; valid = iter.Next() {
 		info, err := s.Describe(StreamID(binary.BigEndian.Uint64(iter.Value())))
 		if errors.Is(err, ErrNoStream) {
@@ -397,7 +398,7 @@ func (s *Store) List(prefix, after string, limit int) (infos []StreamInfo, err e
 		}
 		infos = append(infos, info)
 	}
-	return infos, nil
+	return infos, iter.Error()
 }
 
 // StreamBytes is the size of a stream's batches, in bytes: those in the bucket
@@ -454,7 +455,7 @@ func (s *Store) Producer(id StreamID, producer int64) (state ProducerState, ok b
 
 // Producers lists the idempotent producers that a stream remembers. ErrNoStream:
 // there is no such stream.
-func (s *Store) Producers(id StreamID) (list []ProducerState, err error) {
+func (s *Store) Producers(id StreamID) ([]ProducerState, error) {
 	st, err := s.acquire(id)
 	if err != nil {
 		return nil, err
@@ -462,11 +463,11 @@ func (s *Store) Producers(id StreamID) (list []ProducerState, err error) {
 	defer s.release(st)
 	states := make(map[int64]producerState)
 	lower, upper := streamSpan(prefixProducer, id)
-	iter, err := s.newIter(lower, upper)
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = s.finishIter(iter, err) }()
+	defer iter.Close()
 	for valid := iter.First(); valid; valid = iter.Next() {
 		state, err := decodeProducerState(iter.Value())
 		if err != nil {
@@ -487,12 +488,12 @@ func (s *Store) Producers(id StreamID) (list []ProducerState, err error) {
 	if deleted {
 		return nil, ErrNoStream
 	}
-	list = make([]ProducerState, 0, len(states))
+	list := make([]ProducerState, 0, len(states))
 	for pid, state := range states {
 		newest := state.batches[len(state.batches)-1]
 		list = append(list, ProducerState{pid, state.epoch, newest.lastSequence, newest.timestamp})
 	}
-	return list, nil
+	return list, iter.Error()
 }
 
 // Get returns a copy of a row of the key-value space. It sees every transaction
@@ -501,19 +502,19 @@ func (s *Store) Get(key []byte) (value []byte, ok bool, err error) { return s.ge
 
 // Scan calls fn for each row of the key-value space whose key begins with prefix,
 // in key order, on a consistent snapshot. key and value are valid during the call.
-func (s *Store) Scan(prefix []byte, fn func(key, value []byte) error) (err error) {
+func (s *Store) Scan(prefix []byte, fn func(key, value []byte) error) error {
 	lower := kvKey(prefix)
-	iter, err := s.newIter(lower, prefixEnd(lower))
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: prefixEnd(lower)})
 	if err != nil {
 		return err
 	}
-	defer func() { err = s.finishIter(iter, err) }()
+	defer iter.Close()
 	for valid := iter.First(); valid; valid = iter.Next() {
 		if err := fn(iter.Key()[1:], iter.Value()); err != nil {
 			return err
 		}
 	}
-	return nil
+	return iter.Error()
 }
 
 // dbDir is the folder of the Pebble database inside the data directory.

@@ -2,9 +2,12 @@ package streamstore
 
 import (
 	"container/list"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/cockroachdb/pebble/v2"
 )
 
 // StreamID names a stream for ever: it is never 0 and never reused, not even
@@ -73,9 +76,9 @@ type stream struct {
 		// producerSweep is the number of producers at which idle ones are dropped.
 		producerSweep  int
 		producerSweeps int // how often they were
-		watchers       map[watcher]struct{}
-		readers        [readerSlots]readerPosition
-		nextSlot       int
+		watchers      map[watcher]struct{}
+		readers       [readerSlots]readerPosition
+		nextSlot      int
 	}
 
 	// Guarded by the streamTable shard's lock.
@@ -197,11 +200,11 @@ func (st *stream) readRows(s *Store) error {
 // lastExtent returns the extent with the newest records of a stream.
 func (s *Store) lastExtent(id StreamID) (x extent, ok bool, err error) {
 	lower, upper := streamSpan(prefixExtent, id)
-	iter, err := s.newIter(lower, upper)
+	iter, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
 		return x, false, err
 	}
-	defer func() { err = s.finishIter(iter, err) }()
+	defer func() { err = errors.Join(err, iter.Error(), iter.Close()) }()
 	if !iter.Last() {
 		return x, false, nil
 	}

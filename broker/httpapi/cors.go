@@ -32,8 +32,6 @@ const preflightAge = "7200"
 // credentials are never allowed.
 func (s *Server) allowOrigin(x *exchange) {
 	h := x.Header()
-	// What users wrote is no page and no script, whatever it looks like.
-	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	if slices.Contains(s.opts.AllowedOrigins, "*") {
 		h.Set("Cross-Origin-Resource-Policy", "cross-origin")

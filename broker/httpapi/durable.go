@@ -214,7 +214,7 @@ func (s *Server) keepAlive(x *exchange, id streamstore.StreamID) {
 }
 
 // durableProblem adds the headers of the protocol to an error.
-func (s *Server) durableProblem(d *durableStream, err error) error {
+func durableProblem(err error) error {
 	p := asProblem(err)
 	if e, ok := errors.AsType[*streamstore.StreamClosedError](err); ok {
 		return p.withHeader(headerDurableClosed, "true").withHeader(headerDurableNext, formatDurable(e.Next))
@@ -222,10 +222,18 @@ func (s *Server) durableProblem(d *durableStream, err error) error {
 	if e, ok := errors.AsType[*streamstore.ProducerEpochError](err); ok {
 		return p.withHeader(headerProducerEpoch, strconv.Itoa(int(e.Current)))
 	}
-	if e, ok := errors.AsType[*unreadableError](err); ok {
-		return p.withHeader(headerDurableNext, formatDurable(e.next))
-	}
 	return p
+}
+
+// durableReadProblem is durableProblem for reads.
+func durableReadProblem(err error) error {
+	if e, ok := errors.AsType[*unreadableError](err); ok {
+		return asProblem(readProblem(err, streamstore.Offsets{})).withHeader(headerDurableNext, formatDurable(e.next))
+	}
+	if errors.Is(err, streamstore.ErrOffsetOutOfRange) {
+		return durableGone.new("the records there were trimmed; begin at %s, the first that there are", durableBegin)
+	}
+	return readProblem(err, streamstore.Offsets{})
 }
 
 // durablePathOf is the address of a stream.

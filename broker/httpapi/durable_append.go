@@ -56,7 +56,7 @@ func (s *Server) durableAppend(x *exchange) error {
 		err = badRequest.new("the body is empty: nothing is to be appended. To close the stream, send %s: true", headerDurableClosed)
 	}
 	if err != nil {
-		return s.durableProblem(d, err)
+		return durableProblem(err)
 	}
 	return nil
 }

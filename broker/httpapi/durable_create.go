@@ -153,7 +153,7 @@ func (s *Server) durableCreate(x *exchange) error {
 			continue // made meanwhile
 		}
 		if err != nil {
-			return s.durableProblem(d, err)
+			return durableProblem(err)
 		}
 		s.maySweep()
 		d.id = id

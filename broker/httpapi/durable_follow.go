@@ -37,7 +37,7 @@ func (s *Server) durableFollow(x *exchange, d *durableStream, rq *durableRequest
 	// The first read may fail in a way that the client can be told of, while there is a head to say it in.
 	first, err := f.burst()
 	if err != nil {
-		return readProblem(err, streamstore.Offsets{})
+		return err
 	}
 	if !d.isText() {
 		x.Header().Set(headerDurableEncoding, "base64")
@@ -119,7 +119,7 @@ func (f *durableFollower) more() ([]byte, error) {
 
 // burst makes the next events: data, if there is any, and what the protocol calls control.
 func (f *durableFollower) burst() ([]byte, error) {
-	held, err := f.s.hold(f.x.r.Context(), 2*replyCopies*burstBytes)
+	held, err := f.s.hold(f.x.r.Context(), replyCopies*chunkSlack*burstBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -136,15 +136,29 @@ func (f *durableFollower) burst() ([]byte, error) {
 	if c.count > 0 {
 		events = f.appendChunk(events, c.body)
 	}
-	return appendEvent(events, "", "control", f.control(&c)), nil
+	return appendDurableEvent(events, "control", f.control(&c)), nil
 }
 
 func (f *durableFollower) appendChunk(dst, body []byte) []byte {
 	if f.d.isText() {
-		return appendEvent(dst, "", "data", body)
+		return appendDurableEvent(dst, "data", body)
 	}
 	encoded := appendBase64(nil, body)
-	return appendEvent(dst, "", "data", encoded[1:len(encoded)-1])
+	return appendDurableEvent(dst, "data", encoded[1:len(encoded)-1])
+}
+
+// appendDurableEvent is appendEvent without the space behind the colon of data, which readers need not expect, unless the
+// line begins with one: they take one away.
+func appendDurableEvent(dst []byte, name string, data []byte) []byte {
+	dst = append(append(append(dst, "event: "...), name...), '\n')
+	for line := range sseLines(data) {
+		dst = append(dst, "data:"...)
+		if len(line) > 0 && line[0] == ' ' {
+			dst = append(dst, ' ')
+		}
+		dst = append(append(dst, line...), '\n')
+	}
+	return append(dst, '\n')
 }
 
 // control is the data of a control event.

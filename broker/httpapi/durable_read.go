@@ -79,7 +79,7 @@ func (s *Server) durableRead(x *exchange) error {
 		err = s.durableCatchUp(x, d, rq)
 	}
 	if err != nil {
-		return s.durableProblem(d, err)
+		return durableReadProblem(err)
 	}
 	return nil
 }
@@ -111,7 +111,16 @@ type durableChunk struct {
 
 func (c *durableChunk) upToDate() bool { return c.next >= c.HighWatermark }
 
-// durableChunk reads from an offset on, at most maxBytes unless one record is larger. The body of a JSON stream is an array.
+const (
+	// durableChunkBytes is the size from which a reply ends with the next batch.
+	durableChunkBytes = 256 << 10
+	// chunkSlack is how often larger a chunk may be, to not end inside a batch: that is decoded from its beginning again
+	// by the next read.
+	chunkSlack = 4
+)
+
+// durableChunk reads from an offset on: maxBytes and what follows in the same batch, at most chunkSlack times as much unless
+// one record is larger. The body of a JSON stream is an array.
 func (s *Server) durableChunk(ctx context.Context, d *durableStream, from int64, maxBytes int, buffer []byte) (c durableChunk, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -130,11 +139,14 @@ func (s *Server) durableChunk(ctx context.Context, d *durableStream, from int64,
 		} else {
 			c.body = append(c.body, r.Value...)
 		}
-		if c.count > 0 && len(c.body) > maxBytes {
+		if c.count > 0 && len(c.body) > chunkSlack*maxBytes {
 			c.body = c.body[:size]
 			return refused
 		}
 		c.count++
+		if len(c.body) >= maxBytes {
+			return lastBatch
+		}
 		return taken
 	})
 	if isJSON {
@@ -166,6 +178,7 @@ func appendMessage(dst, value []byte) []byte {
 func (x *exchange) chunkHeader(d *durableStream, c *durableChunk) {
 	h := x.Header()
 	h.Set("Content-Type", d.contentType())
+	h.Set("Content-Security-Policy", rawPolicy)
 	h.Set(headerDurableNext, formatDurable(c.next))
 	if c.upToDate() {
 		h.Set(headerDurableUpToDate, "true")
@@ -198,8 +211,7 @@ func (s *Server) emptyChunk(d *durableStream, at int64) (c durableChunk, err err
 
 // durableCatchUp answers with what there is at an offset.
 func (s *Server) durableCatchUp(x *exchange, d *durableStream, rq *durableRequest) error {
-	maxBytes := min(defaultReadBytes, s.opts.MaxReadBytes)
-	held, err := s.hold(x.r.Context(), replyCopies*int64(maxBytes))
+	held, err := s.hold(x.r.Context(), replyCopies*chunkSlack*durableChunkBytes)
 	if err != nil {
 		return err
 	}
@@ -208,9 +220,9 @@ func (s *Server) durableCatchUp(x *exchange, d *durableStream, rq *durableReques
 	if err != nil {
 		return err
 	}
-	c, err := s.durableChunk(x.r.Context(), d, from, maxBytes, nil)
+	c, err := s.durableChunk(x.r.Context(), d, from, durableChunkBytes, nil)
 	if err != nil {
-		return readProblem(err, c.Offsets)
+		return err
 	}
 	return x.writeChunk(d, &c)
 }
@@ -250,14 +262,14 @@ func (s *Server) durablePoll(x *exchange, d *durableStream, rq *durableRequest) 
 	if err != nil {
 		return err
 	}
-	held, err := s.hold(x.r.Context(), replyCopies*int64(min(defaultReadBytes, s.opts.MaxReadBytes)))
+	held, err := s.hold(x.r.Context(), replyCopies*chunkSlack*durableChunkBytes)
 	if err != nil {
 		return err
 	}
 	defer held.release()
-	c, err := s.durableChunk(x.r.Context(), d, from, min(defaultReadBytes, s.opts.MaxReadBytes), nil)
+	c, err := s.durableChunk(x.r.Context(), d, from, durableChunkBytes, nil)
 	if err != nil {
-		return readProblem(err, c.Offsets)
+		return err
 	}
 	if !c.atEnd {
 		x.Header().Set(headerDurableCursor, nextCursor(time.Now(), rq.cursor))
@@ -283,7 +295,7 @@ const maxDurableCursor = 1 << 40
 
 // nextCursor is the cursor of a reply: the present interval, or more than the client has sent.
 func nextCursor(now time.Time, sent string) string {
-	cursor := int64(now.Sub(durableEpoch) / durableInterval)
+	cursor := max(int64(now.Sub(durableEpoch)/durableInterval), 0)
 	if n, err := strconv.ParseInt(sent, 10, 64); err == nil && n >= cursor && n < maxDurableCursor {
 		// By chance, so that clients that have all come to the same cursor do not stay together.
 		cursor = n + 1 + rand.Int64N(int64(time.Hour/durableInterval))

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bytes"
+	"iter"
 	"net/http"
 	"strconv"
 	"sync"
@@ -51,19 +52,31 @@ func appendEvent(dst []byte, id, name string, data []byte) []byte {
 	return append(appendData(dst, data), '\n')
 }
 
-// appendData appends the data lines of an event. LF, CR and CRLF end a line, as they do for whoever reads the events.
+// appendData appends the data lines of an event.
 func appendData(dst, data []byte) []byte {
-	for {
-		dst = append(dst, "data: "...)
-		i := bytes.IndexAny(data, "\r\n")
-		if i < 0 {
-			return append(append(dst, data...), '\n')
+	for line := range sseLines(data) {
+		dst = append(append(append(dst, "data: "...), line...), '\n')
+	}
+	return dst
+}
+
+// sseLines are the lines of data, one at least. LF, CR and CRLF end a line, as they do for whoever reads the events.
+func sseLines(data []byte) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for {
+			i := bytes.IndexAny(data, "\r\n")
+			if i < 0 {
+				yield(data)
+				return
+			}
+			if !yield(data[:i]) {
+				return
+			}
+			if data[i] == '\r' && i+1 < len(data) && data[i+1] == '\n' {
+				i++
+			}
+			data = data[i+1:]
 		}
-		dst = append(append(dst, data[:i]...), '\n')
-		if data[i] == '\r' && i+1 < len(data) && data[i+1] == '\n' {
-			i++
-		}
-		data = data[i+1:]
 	}
 }
 

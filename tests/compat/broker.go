@@ -30,6 +30,8 @@ type broker struct {
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when the process has ended and its log was read
 	listen chan string   // gets the address that is served
+	// listenHTTP gets the address at which HTTP is served, if it is.
+	listenHTTP chan string
 
 	mu  sync.Mutex
 	log []string
@@ -51,7 +53,7 @@ func startBroker(ctx context.Context, binary string, flags ...string) (*broker, 
 
 // launchBroker runs a broker at an address, on a data folder that the caller keeps.
 func launchBroker(ctx context.Context, binary, listen, data string, flags ...string) (*broker, error) {
-	b := &broker{ended: make(chan struct{}), listen: make(chan string, 1)}
+	b := &broker{ended: make(chan struct{}), listen: make(chan string, 1), listenHTTP: make(chan string, 1)}
 	b.cmd = exec.Command(binary, append([]string{"serve",
 		"--listen", listen, "--admin-listen", "127.0.0.1:0", "--http-listen", "off", "--data-dir", data,
 		"--auto-create-topics", "--default-retention", "forever", // the records of the duties are years old
@@ -98,8 +100,13 @@ func (b *broker) readLog(stderr io.Reader) {
 			break
 		}
 		var line struct{ Msg, Listen string }
-		if json.Unmarshal([]byte(text), &line) == nil && line.Msg == "serving Kafka clients" {
-			b.listen <- line.Listen
+		if json.Unmarshal([]byte(text), &line) == nil {
+			switch line.Msg {
+			case "serving Kafka clients":
+				b.listen <- line.Listen
+			case "serving HTTP clients":
+				b.listenHTTP <- line.Listen
+			}
 		}
 		b.mu.Lock()
 		b.log = append(b.log, text)

@@ -102,7 +102,7 @@ func jobs(binary string) []job {
 	for _, c := range clients() {
 		all = append(all, c)
 	}
-	return append(all, kafkaTools(), franzSuite(), kfakeSuite(binary), saramaSuite(binary), versityStore(binary))
+	return append(all, kafkaTools(), franzSuite(), kfakeSuite(binary), saramaSuite(binary), newDurableSuite(binary), versityStore(binary))
 }
 
 // runner runs jobs against one broker.
