@@ -54,9 +54,14 @@ type exchange struct {
 	problem        error // what the client was told, or why it was cut
 }
 
+// dataPolicy keeps a browser that opens a reply as a page from running what is in it in the name of this origin, from
+// which it could use every stream: a stream may hold HTML, and say so. Only the live page has a policy of its own.
+const dataPolicy = "sandbox; default-src 'none'"
+
 func newExchange(s *Server, w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{s: s, r: r, w: w, rc: http.NewResponseController(w), began: time.Now()}
 	x.Header().Set("X-Content-Type-Options", "nosniff")
+	x.Header().Set("Content-Security-Policy", dataPolicy)
 	x.extendWrite() // the deadline that the last request of this connection left behind may be over
 	return x
 }

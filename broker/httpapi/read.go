@@ -463,10 +463,6 @@ func matchesTag(headers []string, tag string) bool {
 	return false
 }
 
-// rawPolicy keeps a browser that opens a raw value as a page from running what is in it in the name of this origin, from
-// which it could use every stream.
-const rawPolicy = "sandbox; default-src 'none'"
-
 // readRaw answers with the value of one record.
 func (s *Server) readRaw(x *exchange, t *target, rq *readRequest, from int64) error {
 	held, err := s.hold(x.r.Context(), replyCopies*defaultReadBytes)
@@ -503,7 +499,6 @@ func (s *Server) readRaw(x *exchange, t *target, rq *readRequest, from int64) er
 	if info.Settings.ContentType != "" {
 		h.Set("Content-Type", info.Settings.ContentType)
 	}
-	h.Set("Content-Security-Policy", rawPolicy)
 	h.Set(headerRecord, parts)
 	return x.writeCached(t, rq, from, &p, atEnd)
 }
