@@ -646,6 +646,9 @@ func (f *fetch) locate(p *fetchPartition) *kafkaproto.Error {
 			return kerr
 		}
 	}
+	if f.s.follow != nil {
+		p.startIfAnother()
+	}
 	if f.req.Version < zstdFetchFrom && p.stream != 0 {
 		if kerr := f.checkCodec(p); kerr != nil {
 			return kerr
@@ -848,6 +851,10 @@ func (f *fetch) partition(r *fetchResult) kmsg.FetchResponseTopicPartition {
 	if p.chosen {
 		p.chosen = false
 		ext.SetInt64(&rp.UnknownTags, ext.TagPosition, p.offset)
+	}
+	if f.s.follow != nil && p.sentID != p.stream {
+		p.sentID = p.stream
+		ext.SetInt64(&rp.UnknownTags, ext.TagStreamID, int64(p.stream))
 	}
 	p.sentHighWatermark, p.sentStart = r.read.HighWatermark, r.read.Start
 	rp.HighWatermark = r.read.HighWatermark

@@ -16,6 +16,8 @@ import (
 // the broker has chosen to read them from.
 //
 //   - A followed stream is never out of range: one that was trimmed goes on at its start offset.
+//   - An offset of another stream than the one that has the name now, as the client tells by its id (ext.TagStreamID), is
+//     one of a stream that was deleted: the new one is read from its start.
 //   - A followed stream that is deleted is reported once, as UNKNOWN_TOPIC_OR_PARTITION, and then forgotten. One that is
 //     made again under its name is read from its start.
 //   - More streams than one session may have are POLICY_VIOLATION, the error of the whole reply.
@@ -135,6 +137,15 @@ func (s *fetchSession) meet(info *streamstore.StreamInfo) {
 		p.offset, p.chosen = 0, true
 	}
 	s.queue.push(p)
+}
+
+// startIfAnother moves a followed partition to the start if the client's offset belongs to another stream than the one
+// that has the name now.
+func (p *fetchPartition) startIfAnother() {
+	if p.of != 0 && p.stream != 0 && p.of != p.stream {
+		p.offset, p.chosen = 0, true
+	}
+	p.of = 0
 }
 
 // moveIntoRange gives a followed partition a position that can be read: the start of its stream. It reports false if

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 	"github.com/brookletmq/brooklet/streamstore"
 )
 
@@ -69,6 +70,9 @@ type fetchPartition struct {
 	awaited bool
 	// chosen: offset is the broker's choice, which the client was not told yet (see fetchFollow).
 	chosen bool
+	// of is the stream that offset belongs to, as far as the client knows; 0: it has not said. sentID is the one that
+	// it was told. Both are of sessions that follow a prefix.
+	of, sentID streamstore.StreamID
 
 	// What the client was told last, -1: nothing, or an error.
 	sentHighWatermark, sentStart int64
@@ -126,6 +130,8 @@ func (s *fetchSession) update(req *kmsg.FetchRequest) {
 			rp := &t.Partitions[j]
 			p := s.partition(partitionKey{name: t.Topic, id: t.TopicID, partition: rp.Partition})
 			p.offset, p.maxBytes, p.leaderEpoch = rp.FetchOffset, rp.PartitionMaxBytes, rp.CurrentLeaderEpoch
+			id, _, _ := ext.Int64(&rp.UnknownTags, ext.TagStreamID)
+			p.of = streamstore.StreamID(id)
 			s.queue.push(p)
 		}
 	}

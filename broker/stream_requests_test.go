@@ -469,6 +469,36 @@ func TestFollowPrefix(t *testing.T) {
 	})
 }
 
+// An offset is one of a certain stream: another one that has its name now is read from its start.
+func TestFollowPrefixStreamID(t *testing.T) {
+	d := newDataBroker(t, nil)
+	d.produce(at{topic: "u/a"}, d.batchOf(2, 10))
+	idOf := func(resp *kmsg.FetchResponse) int64 {
+		p := partitionsOf(resp)[at{topic: "u/a"}]
+		id, ok, err := ext.Int64(&p.UnknownTags, ext.TagStreamID)
+		wantNoError(t, err)
+		wantEqual(t, true, ok)
+		return id
+	}
+	with := func(id int64, req *kmsg.FetchRequest) *kmsg.FetchRequest {
+		ext.SetInt64(&req.Topics[0].Partitions[0].UnknownTags, ext.TagStreamID, id)
+		return req
+	}
+	first := call[*kmsg.FetchResponse](d, following("u/", false), 12)
+	old := idOf(first)
+	again := call[*kmsg.FetchResponse](d, with(old, following("u/", false, from("u/a", 0, 1))), 12)
+	wantEqual(t, []followedPart{{"u/a", 0, -1, [][2]int64{{0, 1}}}}, followedParts(t, again), "the same stream")
+	d.mustDelete("u/a")
+	d.produce(at{topic: "u/a"}, d.batchOf(3, 10))
+	want := []followedPart{{"u/a", 0, 0, [][2]int64{{0, 2}}}}
+	other := call[*kmsg.FetchResponse](d, with(old, following("u/", false, from("u/a", 0, 2))), 12)
+	wantEqual(t, want, followedParts(t, other), "another one")
+	wantEqual(t, true, idOf(other) != old)
+	// In a session: the client tells what it has read of the stream before it learns that there is another one.
+	inSession := inSession(with(old, fetchRequest(from("u/a", 0, 2))), other.SessionID, 1)
+	wantEqual(t, want, followedParts(t, call[*kmsg.FetchResponse](d, inSession, 12)), "in a session")
+}
+
 // From the end: what is there when the session begins is not read, what is made later is read from its start. The
 // first reply names the position in each stream, so that the client can go on from there in another session.
 func TestFollowPrefixFromEnd(t *testing.T) {

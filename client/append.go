@@ -38,7 +38,7 @@ func NextIs(offset int64) Condition { return Condition{set: true, next: offset} 
 
 // Result is what became of an append. The error is nil, or
 //
-//   - *ConflictError, *ClosedError, ErrInvalidName, ErrNoStream (the broker makes no streams by itself), or another refusal
+//   - *ConflictError, *ClosedError, ErrTooLarge, ErrInvalidName, ErrNoStream (the broker makes no streams by itself), or another refusal
 //     of the broker: nothing was written;
 //   - that of the context, or ErrClientClosed: the records may have been written all the same.
 type Result struct {
@@ -108,6 +108,12 @@ const (
 	enoughTime  = 5 * time.Millisecond
 	// compressFrom is the size of batches, in bytes, from which they are compressed.
 	compressFrom = 1 << 10
+	// suspiciousFrom: after so many requests without an answer a batch goes in requests of at most maxSuspicious bytes,
+	// half of the least that a broker can be configured to take, or alone if it is larger.
+	suspiciousFrom = 2
+	maxSuspicious  = 512 << 10
+	// maxAppend bounds the bytes of one append: no broker takes a larger batch.
+	maxAppend = 64 << 20
 	// fewLanes: as many idle lanes are kept at least.
 	fewLanes = 1 << 14
 	// produceTimeout is how long a broker may take for a request.
@@ -172,6 +178,8 @@ type sealed struct {
 	size     int
 	bytes    []byte // nil: not built yet
 	attempts int
+	// unanswered counts the requests in a row that failed as a whole.
+	unanswered int
 	// uncertain: an attempt may have been carried out.
 	uncertain bool
 }
@@ -212,6 +220,9 @@ func (a *appender) init(c *Client) {
 func (a *appender) submit(o *op) error {
 	if len(o.batch.Records) == 0 {
 		return fmt.Errorf("stream %q: an append needs at least one record", o.batch.Stream)
+	}
+	if o.size > maxAppend {
+		return fmt.Errorf("stream %q: %w: it has about %d bytes, and the most that any broker takes is %d; --max-message-bytes says what this one does", o.batch.Stream, ErrTooLarge, o.size, maxAppend)
 	}
 	if err := a.c.check(o.ctx); err != nil {
 		return err
@@ -317,9 +328,15 @@ func (a *appender) send() {
 func (a *appender) take() (lanes []*lane) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	size := 0
-	for len(a.mu.ready) > 0 && size < maxRequest && len(lanes) < maxRequestStreams && !a.mu.closed {
+	size, most := 0, maxRequest
+	for len(a.mu.ready) > 0 && size < most && len(lanes) < maxRequestStreams && !a.mu.closed {
 		l := a.mu.ready[0]
+		if l.suspicious() {
+			most = maxSuspicious
+			if len(lanes) > 0 && size+l.current.size > most {
+				break
+			}
+		}
 		a.mu.ready[0] = nil
 		a.mu.ready = a.mu.ready[1:]
 		if !a.sealLocked(l) {
@@ -337,6 +354,11 @@ func (a *appender) take() (lanes []*lane) {
 	}
 	return lanes
 }
+
+// suspicious tells that requests with the lane's batch get no answers. The reason may be their size: brokers close the
+// connection of a request that is too large for them. It goes in small requests then, or alone, so as not to hold up others
+// for ever.
+func (l *lane) suspicious() bool { return l.current != nil && l.current.unanswered >= suspiciousFrom }
 
 // sealLocked puts the next batch of a lane into current, unless there is one. It reports false if nothing is left to send.
 func (a *appender) sealLocked(l *lane) bool {
@@ -477,6 +499,7 @@ func (a *appender) failAll(lanes []*lane, err error, sent bool) {
 	for _, l := range lanes {
 		l.held = false
 		l.current.uncertain = l.current.uncertain || sent
+		l.current.unanswered++
 		if again {
 			a.againLocked(l)
 			continue

@@ -24,6 +24,7 @@ import (
 type testBroker struct {
 	addr   string
 	edit   func(*broker.Options)
+	frames int // largest request, 0: the default
 	disk   vfs.FS
 	bucket objstore.Bucket
 	stop   func()
@@ -32,6 +33,12 @@ type testBroker struct {
 // newBroker starts a broker on a free port.
 func newBroker(edit func(*broker.Options)) (*testBroker, error) {
 	b := &testBroker{addr: "127.0.0.1:0", edit: edit, disk: vfs.NewMem(), bucket: objstore.NewMemory()}
+	return b, b.start()
+}
+
+// newBrokerWithFrames is newBroker that takes requests of so many bytes only.
+func newBrokerWithFrames(edit func(*broker.Options), bytes int) (*testBroker, error) {
+	b := &testBroker{addr: "127.0.0.1:0", edit: edit, frames: bytes, disk: vfs.NewMem(), bucket: objstore.NewMemory()}
 	return b, b.start()
 }
 
@@ -54,7 +61,7 @@ func (b *testBroker) start() error {
 	if err != nil {
 		return err
 	}
-	server, err := kafkaproto.NewServer(kafkaproto.Options{Versions: handler.Versions()}, handler)
+	server, err := kafkaproto.NewServer(kafkaproto.Options{Versions: handler.Versions(), MaxFrameBytes: b.frames}, handler)
 	if err != nil {
 		return err
 	}

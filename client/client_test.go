@@ -130,8 +130,11 @@ func TestAppendErrors(t *testing.T) {
 	for i := range incompressible {
 		incompressible[i] = byte(rand.Uint32())
 	}
-	if _, err := c.Append(ctx, "s/big", client.Record{Value: incompressible}); err == nil {
-		t.Error("a record beyond the limit is accepted")
+	if _, err := c.Append(ctx, "s/big", client.Record{Value: incompressible}); !errors.Is(err, client.ErrTooLarge) {
+		t.Errorf("a record beyond the limit: %v", err)
+	}
+	if _, err := c.Append(ctx, "s/big", client.Record{Value: make([]byte, 65<<20)}); !errors.Is(err, client.ErrTooLarge) {
+		t.Errorf("a record beyond any limit: %v", err)
 	}
 	wantEqual(t, "the stream goes on", mustAppend(t, c, "s/big", value("small")), int64(1))
 
@@ -148,6 +151,39 @@ func TestAppendErrors(t *testing.T) {
 	closedDoor := newClient(t, startBroker(t, func(o *broker.Options) { o.AutoCreateTopics = false }))
 	if _, err := closedDoor.Append(ctx, "s/a", value("x")); !errors.Is(err, client.ErrNoStream) {
 		t.Errorf("to a broker that makes no streams: %v", err)
+	}
+}
+
+// A request that is too large for the broker is answered with a closed connection only. It does not hold up appends to
+// other streams.
+func TestRequestTooLargeHoldsUpNothingElse(t *testing.T) {
+	b, err := newBrokerWithFrames(nil, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.stop() })
+	c := newClient(t, b)
+	ctx, cancel := context.WithCancel(testContext(t))
+	noise := make([]byte, 3<<20)
+	for i := range noise {
+		noise[i] = byte(rand.Uint32())
+	}
+	ended := make(chan client.Result, 1)
+	if err := c.AppendAsync(ctx, client.Batch{Stream: "s/large", Records: []client.Record{{Value: noise}}}, func(r client.Result) { ended <- r }); err != nil {
+		t.Fatal(err)
+	}
+	var batches []client.Batch
+	for i := range 1000 { // together too large as well
+		batches = append(batches, client.Batch{Stream: fmt.Sprintf("s/%d", i), Records: []client.Record{{Value: noise[i<<10 : (i+4)<<10]}}})
+	}
+	for _, r := range c.AppendBatches(testContext(t), batches...) {
+		if r.Err != nil {
+			t.Error(r.Err)
+		}
+	}
+	cancel()
+	if r := <-ended; !errors.Is(r.Err, context.Canceled) {
+		t.Errorf("the large one: %v", r.Err)
 	}
 }
 
@@ -618,6 +654,100 @@ func TestFollowPrefixDeleted(t *testing.T) {
 		break
 	}
 	wantEqual(t, "records", got, []string{"0 first", "1 second", "0 again", "1 1", "3 3"})
+}
+
+// A stream that was deleted and made again while nobody followed is another one, however many records it has, and however
+// the cursor was kept meanwhile.
+func TestFollowPrefixMadeAgainMeanwhile(t *testing.T) {
+	c := newClient(t, startBroker(t, nil))
+	ctx := testContext(t)
+	for _, form := range []string{"", "text", "binary"} {
+		for _, fromEnd := range []bool{false, true} {
+			prefix := fmt.Sprintf("m%s%v/", form, fromEnd)
+			cursor := new(client.Cursor)
+			if fromEnd {
+				mustAppend(t, c, prefix+"a", value("x"))
+				mustAppend(t, c, prefix+"kept", value("x"))
+				cursor = client.FromEnd()
+			}
+			records := func(n int) (got []string) {
+				for r, err := range c.FollowPrefix(ctx, prefix, cursor) {
+					if err != nil {
+						t.Error(err)
+						break
+					}
+					if got = append(got, fmt.Sprint(r.Stream[len(prefix):], r.Offset, " ", string(r.Value))); len(got) == n {
+						break
+					}
+				}
+				slices.Sort(got)
+				return got
+			}
+			first := make(chan []string, 1)
+			go func() { first <- records(1) }()
+			if !fromEnd {
+				mustAppend(t, c, prefix+"a", value("x"))
+			} else {
+				// Once the position is known the follower waits, and this is its first record.
+				for len(first) == 0 {
+					mustAppend(t, c, prefix+"kept", value("y"))
+				}
+			}
+			<-first
+			if form != "" {
+				text, err := save(cursor, form)
+				if err != nil {
+					t.Fatal(err)
+				}
+				cursor = new(client.Cursor)
+				if err := load(cursor, form, text); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if errs, err := c.Delete(ctx, prefix+"a"); err != nil || errs[0] != nil {
+				t.Fatal(errs, err)
+			}
+			mustAppend(t, c, prefix+"a", value("1"), value("2"), value("3"))
+			if errs, err := c.Delete(ctx, prefix+"kept"); fromEnd && (err != nil || errs[0] != nil) {
+				t.Fatal(errs, err)
+			}
+			wantEqual(t, prefix, records(3), []string{"a0 1", "a1 2", "a2 3"})
+		}
+	}
+}
+
+func TestCursorSince(t *testing.T) {
+	c := newClient(t, startBroker(t, nil))
+	ctx := testContext(t)
+	at := func(second int64, v string) client.Record {
+		return client.Record{Value: []byte(v), Timestamp: time.Unix(second, 0)}
+	}
+	mustAppend(t, c, "since/a", at(10, "a10"), at(20, "a20"), at(30, "a30"))
+	mustAppend(t, c, "since/old", at(5, "old5"))
+	mustAppend(t, c, "since/young", at(25, "young25"))
+	mustAppend(t, c, "other/x", at(25, "x"))
+	if err := c.Create(ctx, "since/empty"); err != nil {
+		t.Fatal(err)
+	}
+	cursor, err := c.CursorSince(ctx, "since/", time.Unix(20, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "positions", maps.Collect(cursor.All()), map[string]int64{"since/a": 1, "since/old": 1, "since/young": 0, "since/empty": 0})
+	mustAppend(t, c, "since/old", at(1, "old1"))
+	mustAppend(t, c, "since/empty", at(2, "empty2"))
+	mustAppend(t, c, "since/new", at(3, "new3"))
+	var got []string
+	for r, err := range c.FollowPrefix(ctx, "since/", cursor) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got = append(got, string(r.Value)); len(got) == 6 {
+			break
+		}
+	}
+	slices.Sort(got)
+	wantEqual(t, "records", got, []string{"a20", "a30", "empty2", "new3", "old1", "young25"})
 }
 
 func TestCursor(t *testing.T) {

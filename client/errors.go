@@ -18,6 +18,8 @@ var (
 	ErrExists = errors.New("stream exists already")
 	// ErrInvalidName: nothing can have that name. See docs/streams.md for the rules.
 	ErrInvalidName = errors.New("invalid stream name")
+	// ErrTooLarge: an append is larger than the broker takes, as a batch and compressed (--max-message-bytes).
+	ErrTooLarge = errors.New("the append is too large for one batch")
 	// ErrTooManyStreams: more streams lie under a prefix than one follower can follow, 30,000. Follow a longer prefix.
 	ErrTooManyStreams = errors.New("too many streams lie under the prefix to follow them all; follow a longer prefix")
 	// ErrClientClosed: Close was called. An append with this error may or may not have happened.
@@ -72,6 +74,8 @@ func streamError(stream string, code int16, message *string) error {
 		return fmt.Errorf("stream %q: %w", stream, ErrNoStream)
 	case errors.Is(err, kerr.TopicAlreadyExists):
 		return fmt.Errorf("stream %q: %w", stream, ErrExists)
+	case errors.Is(err, kerr.MessageTooLarge) && message != nil:
+		return fmt.Errorf("stream %q: %w: %s", stream, ErrTooLarge, *message)
 	case errors.Is(err, kerr.InvalidTopicException):
 		if message != nil {
 			return fmt.Errorf("%w %q: %s", ErrInvalidName, stream, *message)

@@ -165,11 +165,9 @@ func ExampleClient_FollowPrefix() {
 			break // the program ends here
 		}
 	}
-	fmt.Println(string(stored))
 	// Output:
 	// agents/1/log first
 	// agents/1/log second
-	// {"from":"start","next":{"agents/1/log":2}}
 }
 
 func ExampleClient_List() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"strings"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -27,7 +28,8 @@ import (
 //	}
 //
 // It reconnects for as long as it takes, and neither misses nor repeats a record. Records that were trimmed away before
-// they could be read are passed over. A stream that is deleted and made again is read from its start. The error that ends
+// they could be read are passed over. A stream that is deleted and made again, be it while nobody follows, is read from its
+// start. The error that ends
 // the sequence is that of ctx, ErrTooManyStreams, or a refusal of the broker.
 func (c *Client) FollowPrefix(ctx context.Context, prefix string, cursor *Cursor) iter.Seq2[*Record, error] {
 	return func(yield func(*Record, error) bool) {
@@ -35,6 +37,67 @@ func (c *Client) FollowPrefix(ctx context.Context, prefix string, cursor *Cursor
 			yield(nil, err)
 		}
 	}
+}
+
+// CursorSince returns a cursor for FollowPrefix that begins, in each stream that there is under the prefix, at the first
+// record whose timestamp is at or after t, in milliseconds, and behind the last if there is none. Streams that are made
+// later are read from their start. It takes two requests for every 2,000 streams.
+func (c *Client) CursorSince(ctx context.Context, prefix string, t time.Time) (*Cursor, error) {
+	cursor := new(Cursor)
+	var page []Info
+	for info, err := range c.List(ctx, prefix, "") {
+		if err != nil {
+			return nil, err
+		}
+		if page = append(page, info); len(page) == listPage {
+			if err := c.placeSince(ctx, cursor, page, t); err != nil {
+				return nil, err
+			}
+			page = page[:0]
+		}
+	}
+	return cursor, c.placeSince(ctx, cursor, page, t)
+}
+
+// placeSince adds the positions in some streams to a cursor. A stream that was deleted meanwhile is left out.
+func (c *Client) placeSince(ctx context.Context, cursor *Cursor, streams []Info, t time.Time) error {
+	if len(streams) == 0 {
+		return nil
+	}
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.ReplicaID = -1
+	ends := make(map[string]int64, len(streams))
+	for i := range streams {
+		ends[streams[i].Stream] = streams[i].Next
+		rt := kmsg.NewListOffsetsRequestTopic()
+		rt.Topic = streams[i].Stream
+		p := kmsg.NewListOffsetsRequestTopicPartition()
+		p.Timestamp = max(t.UnixMilli(), 0)
+		rt.Partitions = append(rt.Partitions, p)
+		req.Topics = append(req.Topics, rt)
+	}
+	return retry(ctx, func() error {
+		resp, err := request[*kmsg.ListOffsetsResponse](ctx, c.kafka, req)
+		if err != nil {
+			return err
+		}
+		for i := range resp.Topics {
+			rt := &resp.Topics[i]
+			for j := range rt.Partitions {
+				found := &rt.Partitions[j]
+				switch err := streamError(rt.Topic, found.ErrorCode, nil); {
+				case errors.Is(err, ErrNoStream):
+				case err != nil:
+					return err
+				case found.Offset >= 0:
+					cursor.set(rt.Topic, place{next: found.Offset})
+				default:
+					cursor.set(rt.Topic, place{next: ends[rt.Topic]})
+				}
+			}
+		}
+		return nil
+	})
 }
 
 func (c *Client) followPrefix(ctx context.Context, prefix string, cursor *Cursor, yield func(*Record, error) bool) error {
@@ -84,10 +147,12 @@ type prefixFollower struct {
 	session, epoch int32 // epoch 0: the next request begins a session
 	// moved are the streams whose position the broker does not know yet.
 	moved map[string]struct{}
+	// ids are those of the streams of the session, as far as the broker has told them.
+	ids map[string]int64
 }
 
 // begin leaves the session: the next request names everything.
-func (f *prefixFollower) begin() { f.session, f.epoch, f.moved = 0, 0, nil }
+func (f *prefixFollower) begin() { f.session, f.epoch, f.moved, f.ids = 0, 0, nil, nil }
 
 // fetch reads on once.
 func (f *prefixFollower) fetch(ctx context.Context) error {
@@ -119,7 +184,7 @@ func (f *prefixFollower) request() *kmsg.FetchRequest {
 	req.SessionID, req.SessionEpoch = f.session, f.epoch
 	if f.epoch > 0 {
 		for stream := range f.moved {
-			req.Topics = append(req.Topics, fetchTopic(stream, f.cursor.next[stream]))
+			req.Topics = append(req.Topics, followedTopic(stream, f.cursor.next[stream]))
 		}
 		return req
 	}
@@ -127,10 +192,19 @@ func (f *prefixFollower) request() *kmsg.FetchRequest {
 		req.MaxWaitMillis = 0 // the first answer tells where that is
 	}
 	req.UnknownTags.Set(ext.TagFollow, (&ext.Follow{Prefix: f.prefix, FromEnd: f.cursor.fromEnd}).Encode())
-	for stream, next := range f.cursor.next {
-		req.Topics = append(req.Topics, fetchTopic(stream, next))
+	for stream, p := range f.cursor.next {
+		req.Topics = append(req.Topics, followedTopic(stream, p))
 	}
 	return req
+}
+
+// followedTopic is fetchTopic with the id of the stream, so that the broker reads another one of that name from its start.
+func followedTopic(stream string, p place) kmsg.FetchRequestTopic {
+	t := fetchTopic(stream, p.next)
+	if p.id != 0 {
+		ext.SetInt64(&t.Partitions[0].UnknownTags, ext.TagStreamID, p.id)
+	}
+	return t
 }
 
 // take hands out what a reply has. The positions come first, so that a cursor from the end is complete before any record.
@@ -139,7 +213,11 @@ func (f *prefixFollower) take(resp *kmsg.FetchResponse) error {
 	for i := range resp.Topics {
 		t := &resp.Topics[i]
 		for j := range t.Partitions {
-			if position, ok, _ := ext.Int64(&t.Partitions[j].UnknownTags, ext.TagPosition); ok {
+			tags := &t.Partitions[j].UnknownTags
+			if id, ok, _ := ext.Int64(tags, ext.TagStreamID); ok {
+				f.identify(t.Topic, id)
+			}
+			if position, ok, _ := ext.Int64(tags, ext.TagPosition); ok {
 				f.place(t.Topic, position, first)
 			}
 		}
@@ -163,7 +241,18 @@ func (f *prefixFollower) take(resp *kmsg.FetchResponse) error {
 // cursor does not know begins.
 func (f *prefixFollower) place(stream string, position int64, first bool) {
 	if _, known := f.cursor.next[stream]; known || first || position > 0 {
-		f.cursor.set(stream, position)
+		f.cursor.set(stream, place{position, f.ids[stream]})
+	}
+}
+
+// identify notes the id of a stream of the session.
+func (f *prefixFollower) identify(stream string, id int64) {
+	if f.ids == nil {
+		f.ids = make(map[string]int64)
+	}
+	f.ids[stream] = id
+	if p, known := f.cursor.next[stream]; known {
+		f.cursor.set(stream, place{p.next, id})
 	}
 }
 
@@ -172,6 +261,7 @@ func (f *prefixFollower) takeStream(stream string, p *kmsg.FetchResponseTopicPar
 	case 0:
 	case kerr.UnknownTopicOrPartition.Code:
 		delete(f.cursor.next, stream)
+		delete(f.ids, stream)
 		delete(f.moved, stream)
 		return nil
 	case kerr.OffsetOutOfRange.Code:
@@ -180,7 +270,7 @@ func (f *prefixFollower) takeStream(stream string, p *kmsg.FetchResponseTopicPar
 		return streamError(stream, p.ErrorCode, nil)
 	}
 	stopped := false
-	next, err := decode(stream, p.RecordBatches, f.cursor.next[stream], func(r *Record) bool {
+	next, err := decode(stream, p.RecordBatches, f.cursor.next[stream].next, func(r *Record) bool {
 		f.advance(stream, r.Offset+1)
 		stopped = !f.yield(r, nil)
 		return !stopped
@@ -188,13 +278,13 @@ func (f *prefixFollower) takeStream(stream string, p *kmsg.FetchResponseTopicPar
 	if stopped {
 		return errStopped
 	}
-	if next > f.cursor.next[stream] {
+	if next > f.cursor.next[stream].next {
 		f.advance(stream, next)
 	}
 	return err
 }
 
 func (f *prefixFollower) advance(stream string, next int64) {
-	f.cursor.set(stream, next)
+	f.cursor.set(stream, place{next, f.ids[stream]})
 	f.moved[stream] = struct{}{}
 }

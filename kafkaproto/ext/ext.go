@@ -13,7 +13,9 @@
 //	                         request    10021   nothing: answer with Details
 //	   response              topic      10021   Details
 //	Fetch v12+               request    10030   Follow: all streams under a prefix
+//	                         partition  10031   int64: id of the stream that the offset belongs to
 //	   response              partition  10030   Position, when the broker has chosen or moved it
+//	                         partition  10031   int64: id of the stream, when the session reads it for the first time
 //
 // Numbers of other tags are free for later releases of Brooklet from 10000 to 10999.
 //
@@ -31,7 +33,10 @@ import (
 )
 
 // Version of the extensions in this package. It grows when tags are added.
-const Version = 1
+//
+//	1  all but the tags below
+//	2  TagStreamID
+const Version = 2
 
 // The tags. Those of a request and its response are numbered apart from each other, as in Kafka.
 const (
@@ -52,6 +57,9 @@ const (
 
 	// TagFollow, in a Fetch request, follows a prefix.
 	TagFollow = 10030
+	// TagStreamID, in a partition of a Fetch that follows a prefix, tells a stream from another one of the same name: in a
+	// request, which of them the offset belongs to, and in a response, which of them the session reads.
+	TagStreamID = 10031
 	// TagPosition, in a partition of a Fetch response, is the Position that the broker reads from.
 	TagPosition = 10030
 )
