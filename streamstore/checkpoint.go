@@ -910,11 +910,17 @@ func (c *checkpointer) deleteCheckpoints(ctx context.Context, due []uint64) erro
 		return err
 	}
 	named := make(map[partName]struct{}) // by checkpoints that stay
+	good := 0                            // of these
 	for _, number := range numbers {
 		if slices.Contains(due, number) {
 			continue
 		}
-		m, err := c.readable(ctx, number)
+		m, err := c.manifest(ctx, number)
+		if err == nil && m != nil {
+			good++
+		} else if err == nil {
+			m, err = c.readable(ctx, number)
+		}
 		if err != nil {
 			return err
 		}
@@ -924,6 +930,9 @@ func (c *checkpointer) deleteCheckpoints(ctx context.Context, due []uint64) erro
 		for i := range m.parts {
 			named[m.parts[i].name] = struct{}{}
 		}
+	}
+	if len(due) > 0 && good < 2 {
+		return fmt.Errorf("newer ones are no longer in the bucket: %d good ones would be left", good)
 	}
 	for _, number := range due {
 		m, err := c.readable(ctx, number)

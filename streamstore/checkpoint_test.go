@@ -539,6 +539,44 @@ func TestObsoleteCheckpointsAreDeleted(t *testing.T) {
 	})
 }
 
+// Obsolete checkpoints stay while the newer ones that made them so are not there, whoever
+// has removed them.
+func TestObsoleteCheckpointsStayForMissingOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket := objstore.NewMemory()
+		p := startProcess(t, bucket, vfs.NewCrashableMem(), remote)
+		synctest.Wait()
+		for i := range 4 {
+			set(t, p.Store, "k", fmt.Sprint(i))
+			mustCheckpoint(t, p.Store)
+		}
+		set(t, p.Store, "k", "end")
+		all := checkpoints(t, bucket)
+		for _, number := range all[2:] {
+			overwrite(t, bucket, checkpointName(0, number), nil)
+		}
+		time.Sleep(2 * time.Hour)
+		deleteCovered(t, bucket, p.Store)
+		p.checkpoints.cleanUp(context.Background())
+		if got := checkpoints(t, bucket); !slices.Equal(got, all[:2]) {
+			t.Errorf("checkpoints %v, want %v", got, all[:2])
+		}
+		for range 3 {
+			set(t, p.Store, "k", "end")
+			mustCheckpoint(t, p.Store)
+		}
+		set(t, p.Store, "k", "end")
+		time.Sleep(2 * time.Hour)
+		p.checkpoints.cleanUp(context.Background())
+		if got := checkpoints(t, bucket); len(got) != 2 || got[0] < all[3] {
+			t.Errorf("checkpoints %v after three more", got)
+		}
+		p.stop()
+		q := coldStart(t, bucket)
+		wantGet(t, q.Store, "k", "end")
+	})
+}
+
 // A store that is used all the time keeps no more checkpoints than the grace time asks for,
 // whether they follow one another quickly or slowly.
 func TestCheckpointsDoNotPileUp(t *testing.T) {
