@@ -178,7 +178,6 @@ func appendMessage(dst, value []byte) []byte {
 func (x *exchange) chunkHeader(d *durableStream, c *durableChunk) {
 	h := x.Header()
 	h.Set("Content-Type", d.contentType())
-	h.Set("Content-Security-Policy", rawPolicy)
 	h.Set(headerDurableNext, formatDurable(c.next))
 	if c.upToDate() {
 		h.Set(headerDurableUpToDate, "true")

@@ -140,7 +140,7 @@ func TestDurableAppend(t *testing.T) {
 	}
 	a = d.wantText("json", `[{"a": 1},"x,]\"[",[1, [2]],{"b":[]},null,1e400,[[1,2]],"text"]`)
 	wantHeaders(t, a, headerDurableNext, formatDurable(8), headerDurableUpToDate, "true", "Content-Type", jsonType,
-		"X-Content-Type-Options", "nosniff", "Cross-Origin-Resource-Policy", "cross-origin", "Content-Security-Policy", rawPolicy)
+		"X-Content-Type-Options", "nosniff", "Cross-Origin-Resource-Policy", "cross-origin", "Content-Security-Policy", dataPolicy)
 }
 
 // A producer's appends are there once, whatever is repeated; state and records survive together.
