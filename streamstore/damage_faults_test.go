@@ -251,7 +251,7 @@ func damageBucket(t *testing.T) {
 				w[name] = append(w[name], payload)
 			}
 		}
-		mustFlush(t, p.Store)
+		flushOne(t, p.Store) // uploads of several commits at a time may leave a hole, and that is no damage
 	}
 	p.stop()
 	names := slices.DeleteFunc(bucket.Names(), func(name string) bool { return !strings.HasPrefix(name, logDir(0)) })
