@@ -27,7 +27,8 @@ import (
 // their cost is what has changed. When the bundles have become as large as the base, a
 // new base is written; so a start reads at most about twice the live metadata, and all
 // bases together cost no more than the changes that led to them. Bundles of one size
-// are merged, so that there are few.
+// are merged, so that there are few. A new base is also written after
+// Options.CheckpointBaseCommits, because of the next rule.
 //
 // Why a base is right although the database runs ahead of the log. The base is a
 // snapshot of the database taken at any time. Its rows e, g and p are those of commit N,
@@ -42,21 +43,30 @@ import (
 // changes after N's end and below A are among them. So the manifest, which says A, is
 // written when the commits up to A are durable.
 //
-// Deletion. Checkpoints that are older than the two newest ones are deleted, and so are
-// the parts that no other manifest names, and log objects below the older of the two may
-// be (coveredBelow). Two things must hold for that to be safe against others:
+// Two checkpoints are kept (keep): the newest, and the newest on another base, so that no
+// damaged object breaks both. Log objects below the second may be deleted (coveredBelow).
+// While there is one base only, the log stays as a whole, and a start that finds the base
+// damaged replays it.
+//
+// Deletion. Checkpoints that are older than the newest and not kept are deleted, with the
+// parts that no other manifest names. Two things must hold for that, and for the deletion
+// of log objects, to be safe against others:
 //
 //   - A reader that found an old checkpoint has Options.DeleteGrace to read it.
 //   - A writer that was fenced and does not know it yet must not delete what a new
 //     owner builds upon. The new owner builds upon the newest checkpoint that it finds
-//     after its claim. So nothing is deleted before a commit whose upload began after
-//     the two newest checkpoints were seen has become durable: whoever claims the
-//     shard does so after that commit, finds these two checkpoints, and names parts
-//     of the newer one, or of later ones, only. From then on it does not matter when
-//     the deletion happens.
+//     after its claim, and begins with a base if that one is damaged. So nothing is
+//     deleted before a commit whose upload began after the two that are kept were seen
+//     has become durable: whoever claims the shard does so after that commit, finds these
+//     two checkpoints, and names parts of the newer one, or of later ones, only. From
+//     then on it does not matter when the deletion happens.
+//
+// A fenced writer may still publish a checkpoint that was under way. The owner does not
+// count one that it has neither made nor found after its claim, because the parts may be
+// gone, and the next owner looks whether they are there.
 //
 // Parts whose manifest was never written, after a crash or an error, stay behind. They
-// are not looked for here: their names tell the writer, and a person can remove them.
+// are not looked for here: CollectGarbage removes them.
 type checkpointer struct {
 	store  *Store
 	signal chan struct{} // capacity 1: a commit was completed that makes a checkpoint due
@@ -70,8 +80,9 @@ type checkpointer struct {
 		commits int   // since the newest checkpoint
 		bytes   int64 // of their state sections
 
-		kept    proof  // of the second newest checkpoint; waits to be found true
-		next    proof  // of a later one, if kept still waited when that was seen
+		proved  proof  // of the newest pair that may be relied upon
+		waiting proof  // of a later pair; waits to be found true
+		next    proof  // of a still later one, if waiting still waited when that was seen
 		covered uint64 // see coveredBelow
 		created int64  // of the newest checkpoint, ms since 1970; 0 if there is none
 	}
@@ -84,18 +95,74 @@ type checkpointer struct {
 	lastTried time.Time
 	backoff   time.Duration
 
+	found     []uint64             // commit numbers of those in the bucket after the claim
 	manifests map[uint64]*manifest // of those in the bucket, as far as known; nil: damaged
-	obsolete  map[uint64]time.Time // since when a checkpoint is older than the two newest ones
+	obsolete  map[uint64]time.Time // since when a checkpoint is not one of the two that are kept
 	bad       []partName           // parts found damaged
 	noted     []uint64             // damaged checkpoints in the row "l damaged"
 	doomed    []string             // parts of deleted checkpoints, still to be deleted
 }
 
-// proof says when the second newest checkpoint counts as such. The zero value is that of
-// none, and true.
+// proof says when two checkpoints may be relied upon, so that what they make obsolete can
+// be deleted. The zero value is that of none.
 type proof struct {
-	number uint64 // of the checkpoint's commit
-	fence  uint64 // a durable commit of this number or higher proves it
+	newest  uint64 // commit number of the newest checkpoint
+	other   uint64 // of the other that is kept, 0: there is none
+	covered uint64 // log objects below this are not needed
+	fence   uint64 // a durable commit of this number or higher proves it
+}
+
+// has reports whether a checkpoint is one of the two.
+func (p *proof) has(number uint64) bool { return number == p.newest || number == p.other }
+
+func (p *proof) samePair(q *proof) bool { return p.newest == q.newest && p.other == q.other }
+
+// kept are the checkpoints that must stay.
+type kept struct {
+	newest *manifest // nil: none can be read
+	other  *manifest // the newest on another base; while there is none, the newest but one; or nil
+}
+
+// keep chooses which of the checkpoints of these commits, in ascending order, must stay.
+// read returns nil for one that does not count.
+func keep(numbers []uint64, read func(number uint64) (*manifest, error)) (k kept, err error) {
+	for _, number := range slices.Backward(numbers) {
+		m, err := read(number)
+		switch {
+		case err != nil:
+			return k, err
+		case m == nil:
+		case k.newest == nil:
+			k.newest = m
+		case m.base != k.newest.base:
+			k.other = m
+			return k, nil
+		case k.other == nil:
+			k.other = m
+		}
+	}
+	return k, nil
+}
+
+// twoBases: no damaged object breaks both.
+func (k *kept) twoBases() bool { return k.other != nil && k.other.base != k.newest.base }
+
+// covered is the number below which log objects are not needed to rebuild the shard, 0 if
+// all are.
+func (k *kept) covered() uint64 {
+	if !k.twoBases() {
+		return 0
+	}
+	return k.other.position.number
+}
+
+// proof is the one that a commit of the number fence gives.
+func (k *kept) proof(fence uint64) proof {
+	p := proof{newest: k.newest.position.number, covered: k.covered(), fence: fence}
+	if k.other != nil {
+		p.other = k.other.position.number
+	}
+	return p
 }
 
 const (
@@ -165,9 +232,9 @@ func (c *checkpointer) dueLocked() bool {
 }
 
 // coveredBelow is the number below which log objects are not needed to rebuild the
-// shard, even if the newest checkpoint is damaged: the commit of the second newest one,
-// whose object itself is kept, because it proves which log a checkpoint belongs to. 0
-// until there are two.
+// shard, even if any object of a checkpoint is damaged: the commit of the second one that
+// is kept, whose object itself is kept, because it proves which log a checkpoint belongs
+// to. 0 until there are two bases.
 func (s *Store) coveredBelow() uint64 {
 	c := s.checkpoints
 	c.mu.Lock()
@@ -232,34 +299,36 @@ func (c *checkpointer) untilDue() time.Duration {
 
 // load finds the checkpoints that are in the bucket. It happens after the claim, which
 // the rules of deletion rely on.
-func (c *checkpointer) load(ctx context.Context) error {
+func (c *checkpointer) load(ctx context.Context) (err error) {
 	c.work <- struct{}{}
 	defer func() { <-c.work }()
 	c.lastTried = time.Now()
 	if err := c.recallDamaged(); err != nil {
 		return err
 	}
-	seen, err := c.find(ctx)
-	for err == nil && len(seen.kept) > 0 {
-		newest, present := seen.kept[0], false
-		if present, err = c.partsPresent(ctx, newest); present || err != nil {
-			break
-		}
-		c.store.log.Warn("parts of a checkpoint are missing", zap.Uint64("commit", newest.position.number))
-		c.distrust(newest.position.number)
-		seen, err = c.find(ctx)
+	if c.found, err = c.store.listCheckpoints(ctx); err != nil {
+		return err
 	}
+	seen, err := c.findWhole(ctx)
 	if err == nil {
 		err = c.note(seen)
 	}
 	if err != nil {
 		return err
 	}
+	from, extendable := uint64(0), false
+	if newest := seen.kept.newest; newest != nil {
+		if extendable, err = c.extendable(ctx, &seen); err != nil {
+			return err
+		}
+		from = newest.position.number
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	from := uint64(0)
-	if len(seen.kept) > 0 && seen.kept[0].position.number <= c.mu.newest.number {
-		c.newest, from = seen.kept[0], seen.kept[0].position.number
+	if extendable && from <= c.mu.newest.number {
+		c.newest = seen.kept.newest
+	} else {
+		from = 0
 	}
 	// The claims of a store that nobody uses do not make checkpoints due.
 	c.mu.commits += int(c.mu.after-from) - 1
@@ -269,9 +338,54 @@ func (c *checkpointer) load(ctx context.Context) error {
 	return nil
 }
 
-// distrust takes a checkpoint for damaged: it is not built upon, and does not count as
-// one of the two newest. It stays until it is older than those, because others may find
-// it whole: it can be the way to the bucket that breaks the bytes.
+// findWhole is find, and looks whether the parts of those that are kept are there.
+func (c *checkpointer) findWhole(ctx context.Context) (seen sighting, err error) {
+	for {
+		if seen, err = c.find(ctx); err != nil || seen.kept.newest == nil {
+			return seen, err
+		}
+		sizes, err := c.store.listParts(ctx)
+		if err != nil {
+			return seen, err
+		}
+		whole := true
+		for _, m := range []*manifest{seen.kept.newest, seen.kept.other} {
+			if m != nil && !m.partsIn(sizes) {
+				c.store.log.Warn("parts of a checkpoint are missing", zap.Uint64("commit", m.position.number))
+				c.distrust(m.position.number)
+				whole = false
+			}
+		}
+		if whole {
+			return seen, nil
+		}
+	}
+}
+
+// extendable: the next checkpoint can go on from the newest one. A base is due if a newer
+// one is damaged, as the rules of deletion ask for, or if neither a second base nor the
+// whole log would make up for damage to the only base.
+func (c *checkpointer) extendable(ctx context.Context, seen *sighting) (bool, error) {
+	if seen.kept.newest.position.number != seen.all[len(seen.all)-1] {
+		return false, nil
+	}
+	if seen.kept.twoBases() {
+		return true, nil
+	}
+	whole := true
+	err := retry(ctx, c.store.log, "looking for the beginning of the commit log", func() error {
+		_, err := c.store.readCommitHeader(ctx, logName(c.store.opts.Shard, 1))
+		if whole = err == nil; errors.Is(err, objstore.ErrNotFound) || errors.Is(err, ErrCorrupt) {
+			err = nil
+		}
+		return err
+	})
+	return whole, err
+}
+
+// distrust takes a checkpoint for damaged: it is not built upon, and not one of the two
+// that are kept. It stays until there is a newer one that can be read, because others may
+// find it whole: it can be the way to the bucket that breaks the bytes.
 func (c *checkpointer) distrust(number uint64) { c.manifests[number] = nil }
 
 // recallDamaged distrusts the checkpoints that were found damaged before this database
@@ -295,7 +409,7 @@ func (c *checkpointer) recallDamaged() error {
 func (c *checkpointer) noteDamaged(inBucket []uint64) error {
 	var damaged []uint64
 	for _, number := range inBucket {
-		if m, known := c.manifests[number]; known && m == nil {
+		if c.isDamaged(number) {
 			damaged = append(damaged, number)
 		}
 	}
@@ -326,59 +440,58 @@ func decodeDamaged(b []byte) (numbers []uint64, err error) {
 	return numbers, nil
 }
 
-// partsPresent reports whether the parts of a checkpoint are in the bucket, by name and
-// size.
-func (c *checkpointer) partsPresent(ctx context.Context, m *manifest) (bool, error) {
-	s := c.store
-	sizes := make(map[string]int64)
-	err := retry(ctx, s.log, "listing the parts of the checkpoints", func() error {
-		clear(sizes)
+// listParts returns the sizes of the objects in the folder of parts, by name.
+func (s *Store) listParts(ctx context.Context) (sizes map[string]int64, err error) {
+	err = retry(ctx, s.log, "listing the parts of the checkpoints", func() error {
+		sizes = make(map[string]int64)
 		return s.opts.Bucket.List(ctx, stateDir(s.opts.Shard), "", func(info objstore.ObjectInfo) error {
 			sizes[info.Name] = info.Size
 			return nil
 		})
 	})
-	for i := range m.parts {
-		if sizes[m.parts[i].name.object(s.opts.Shard)] != m.parts[i].size {
-			return false, err
-		}
-	}
-	return true, err
+	return sizes, err
+}
+
+// partsIn reports whether the parts of a checkpoint are among the objects of these sizes.
+func (m *manifest) partsIn(sizes map[string]int64) bool {
+	return !slices.ContainsFunc(m.parts, func(p part) bool { return sizes[p.name.object(m.shard)] != p.size })
 }
 
 // sighting is what a look at the bucket found.
 type sighting struct {
-	all   []uint64    // commit numbers of all checkpoints
-	kept  []*manifest // the newest checkpoints that can be read, newest first; at most two
-	older []uint64    // commit numbers of those before
-	fence uint64      // the uploads of commits of this number and higher began after the look
+	all   []uint64 // commit numbers of all checkpoints
+	kept  kept
+	older []uint64 // commit numbers of those before the newest that are not kept
+	fence uint64   // the uploads of commits of this number and higher began after the look
 }
 
 // find lists the checkpoints.
 func (c *checkpointer) find(ctx context.Context) (seen sighting, err error) {
-	numbers, err := c.store.listCheckpoints(ctx)
-	if err != nil {
+	if seen.all, err = c.store.listCheckpoints(ctx); err != nil {
 		return seen, err
 	}
-	seen.all, seen.fence = numbers, c.store.flusher.started.Load()+1
-	for _, number := range slices.Backward(numbers) {
-		if len(seen.kept) == 2 {
-			seen.older = append(seen.older, number)
-			continue
-		}
+	seen.fence = c.store.flusher.started.Load() + 1
+	seen.kept, err = keep(seen.all, func(number uint64) (*manifest, error) {
 		m, err := c.manifest(ctx, number)
-		if err != nil {
-			return seen, err
+		if m != nil && m.position.nonce != c.store.nonce && !slices.Contains(c.found, number) {
+			m = nil // a fenced writer's, late
 		}
-		if m != nil {
-			seen.kept = append(seen.kept, m)
+		return m, err
+	})
+	if err != nil || seen.kept.newest == nil {
+		return seen, err
+	}
+	p := seen.kept.proof(seen.fence)
+	for _, number := range seen.all {
+		if number < p.newest && !p.has(number) {
+			seen.older = append(seen.older, number)
 		}
 	}
 	return seen, nil
 }
 
-// note remembers which checkpoints are the two newest, since when older ones are
-// obsolete, and which are damaged.
+// note remembers which checkpoints are kept, since when others are obsolete, and which are
+// damaged.
 func (c *checkpointer) note(seen sighting) error {
 	if err := c.noteDamaged(seen.all); err != nil {
 		return err
@@ -388,42 +501,57 @@ func (c *checkpointer) note(seen sighting) error {
 			c.obsolete[number] = c.store.opts.Now()
 		}
 	}
-	for _, m := range seen.kept {
-		delete(c.obsolete, m.position.number) // a newer one has turned out to be damaged
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.advanceLocked()
-	if len(seen.kept) > 0 {
-		c.mu.created = seen.kept[0].created
-	}
-	if len(seen.kept) < 2 {
-		c.mu.kept, c.mu.next = proof{}, proof{}
+	if seen.kept.newest == nil {
+		c.mu.waiting, c.mu.next = proof{}, proof{}
 		return nil
 	}
+	c.mu.created = seen.kept.newest.created
+	p := seen.kept.proof(seen.fence)
+	delete(c.obsolete, p.newest) // newer ones, or one on another base, may have turned out
+	delete(c.obsolete, p.other)  // to be damaged
+	c.dropDamagedLocked()
 	// A proof that waits is not given up for a later one, or checkpoints that follow one
 	// another quickly would never be proved.
-	p := proof{seen.kept[1].position.number, seen.fence}
 	switch {
-	case p.number < c.mu.kept.number: // a newer one has turned out to be damaged
-		c.mu.kept, c.mu.next = p, proof{}
-	case p.number > max(c.mu.kept.number, c.mu.next.number) || p.number < c.mu.next.number:
+	case c.mu.waiting == proof{}:
+		if !p.samePair(&c.mu.proved) {
+			c.mu.waiting = p
+		}
+	case !p.samePair(&c.mu.waiting) && !p.samePair(&c.mu.next):
 		c.mu.next = p
-		c.advanceLocked()
 	}
+	c.advanceLocked()
 	return nil
 }
 
-// advanceLocked moves the mark of what is covered, if a commit has proved the newest
-// checkpoints.
+// dropDamagedLocked gives up the proofs of checkpoints that have turned out to be damaged.
+func (c *checkpointer) dropDamagedLocked() {
+	for _, p := range []*proof{&c.mu.waiting, &c.mu.next} {
+		if c.isDamaged(p.newest) || c.isDamaged(p.other) {
+			*p = proof{}
+		}
+	}
+	if c.mu.waiting == (proof{}) {
+		c.mu.waiting, c.mu.next = c.mu.next, proof{}
+	}
+}
+
+func (c *checkpointer) isDamaged(number uint64) bool {
+	m, known := c.manifests[number]
+	return known && m == nil
+}
+
+// advanceLocked moves the mark of what is covered, if a commit has proved the checkpoints
+// that are kept.
 func (c *checkpointer) advanceLocked() {
 	completed := c.store.flusher.completed.Load()
-	for completed >= c.mu.kept.fence {
-		c.mu.covered = max(c.mu.covered, c.mu.kept.number)
-		if c.mu.next == (proof{}) {
-			return
-		}
-		c.mu.kept, c.mu.next = c.mu.next, proof{}
+	for c.mu.waiting != (proof{}) && completed >= c.mu.waiting.fence {
+		c.mu.proved = c.mu.waiting
+		c.mu.covered = max(c.mu.covered, c.mu.proved.covered)
+		c.mu.waiting, c.mu.next = c.mu.next, proof{}
 	}
 }
 
@@ -504,7 +632,7 @@ func (c *checkpointer) makeLocked(ctx context.Context) error {
 // errBaseDue: it would not be worth it, or cannot be done.
 func (c *checkpointer) extend(ctx context.Context, body []byte, after uint64, newest position) (*manifest, error) {
 	last := c.newest
-	if last == nil {
+	if last == nil || newest.number-last.base.number > uint64(c.store.opts.CheckpointBaseCommits) {
 		return nil, errBaseDue
 	}
 	m := &manifest{
@@ -886,10 +1014,10 @@ func (c *checkpointer) cleanUp(ctx context.Context) {
 	c.work <- struct{}{}
 	defer func() { <-c.work }()
 	s := c.store
-	covered := s.coveredBelow()
+	proved := c.provedPair()
 	var due []uint64
 	for number, since := range c.obsolete {
-		if number < covered && s.opts.Now().Sub(since) >= s.opts.DeleteGrace {
+		if number < proved.newest && !proved.has(number) && s.opts.Now().Sub(since) >= s.opts.DeleteGrace {
 			due = append(due, number)
 		}
 	}
@@ -901,6 +1029,14 @@ func (c *checkpointer) cleanUp(ctx context.Context) {
 		s.metrics.checkpointFailures.Inc()
 		s.log.Warn("deleting obsolete checkpoints failed, trying again later", zap.Error(err))
 	}
+}
+
+// provedPair are the newest checkpoints that may be relied upon.
+func (c *checkpointer) provedPair() proof {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.advanceLocked()
+	return c.mu.proved
 }
 
 func (c *checkpointer) deleteCheckpoints(ctx context.Context, due []uint64) error {

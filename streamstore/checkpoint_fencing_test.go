@@ -30,7 +30,7 @@ func moveOn(t *testing.T, bucket objstore.Bucket, p *process, number uint64) {
 			t.Fatalf("object %d does not become covered", number)
 		}
 		set(t, p.Store, "moved", fmt.Sprint(i))
-		mustCheckpoint(t, p.Store)
+		mustBase(t, p.Store)
 		set(t, p.Store, "moved", fmt.Sprint(i))
 	}
 	p.checkpoints.cleanUp(context.Background())
@@ -147,8 +147,7 @@ func TestFencedWriterDeletesNothing(t *testing.T) {
 		if err := <-under; err != nil {
 			t.Fatal(err)
 		}
-		a.checkpoints.newest = nil // a base: names nothing of the first
-		mustCheckpoint(t, a.Store)
+		mustBase(t, a.Store) // names nothing of the first
 		before := names(t, bucket, stateDir(0))
 		a.checkpoints.cleanUp(context.Background())
 		if got := names(t, bucket, stateDir(0)); !slices.Equal(got, before) {
@@ -205,6 +204,49 @@ func TestLateManifest(t *testing.T) {
 		}
 		q := coldStart(t, bucket)
 		wantGet(t, q.Store, "k", "3")
+	})
+}
+
+// A checkpoint that a fenced writer publishes when the shard has a new owner is not what
+// that one relies on: nobody has looked whether its parts are still there.
+func TestLateManifestDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket := objstore.NewMemory()
+		a := startProcess(t, bucket, vfs.NewCrashableMem(), noGrace)
+		synctest.Wait()
+		set(t, a.Store, "k", "1")
+		mustCheckpoint(t, a.Store) // 2
+		set(t, a.Store, "k", "2")
+		publish := newGate(t)
+		a.faults.SetHooks(func(op objstore.Op, name string) {
+			if name == checkpointName(0, 3) && op == objstore.OpCreate {
+				publish.hold()
+			}
+		}, nil)
+		late := async(func() error { mustBase(t, a.Store); return nil })
+		<-publish.reached
+		b := startProcess(t, bucket, vfs.NewCrashableMem(), noGrace)
+		synctest.Wait()
+		set(t, b.Store, "k", "3")
+		publish.open()
+		<-late
+		if got := checkpoints(t, bucket); !slices.Equal(got, []uint64{2, 3}) {
+			t.Fatalf("checkpoints %v", got)
+		}
+		for _, part := range mustManifest(t, bucket, 3).parts {
+			overwrite(t, bucket, part.name.object(0), nil)
+		}
+		for range 2 {
+			mustCheckpoint(t, b.Store)
+			set(t, b.Store, "k", "3")
+			if covered := b.coveredBelow(); covered != 0 {
+				t.Errorf("covered below %d, the only base is that of 2", covered)
+			}
+		}
+		b.checkpoints.cleanUp(context.Background())
+		if slices.Contains(checkpoints(t, bucket), 3) {
+			t.Error("the late checkpoint was not cleaned up")
+		}
 	})
 }
 
@@ -289,8 +331,7 @@ func TestOpenerThatSeesDamageDeletesNothing(t *testing.T) {
 		synctest.Wait()
 		for i := range 3 {
 			set(t, p.Store, "k", fmt.Sprint(i))
-			p.checkpoints.newest = nil // bases: they share no part
-			mustCheckpoint(t, p.Store)
+			mustBase(t, p.Store)
 		}
 		all := checkpoints(t, bucket)
 		broken := make(map[string]bool)
@@ -320,9 +361,9 @@ func TestOpenerThatSeesDamageDeletesNothing(t *testing.T) {
 	})
 }
 
-// A checkpoint that was found damaged does not count as one of the two newest, in the
-// process that found it or a later one on its disk: what is before it is kept until there
-// are two others, and then it is deleted with its parts.
+// A checkpoint that was found damaged does not count as one of the two that are kept, in
+// the process that found it or a later one on its disk: what is before it is kept until
+// there are two others, and then it is deleted with its parts.
 func TestDamagedCheckpointDoesNotCount(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart %v", restart), func(t *testing.T) {
@@ -330,15 +371,15 @@ func TestDamagedCheckpointDoesNotCount(t *testing.T) {
 				bucket := objstore.NewMemory()
 				p := startProcess(t, bucket, vfs.NewCrashableMem(), noGrace)
 				synctest.Wait()
-				next := func() {
+				next := func(checkpoint func(testing.TB, *Store)) {
 					t.Helper()
 					set(t, p.Store, "k", fmt.Sprint(p.Stats().Commit))
-					mustCheckpoint(t, p.Store)
+					checkpoint(t, p.Store)
 					set(t, p.Store, "k", fmt.Sprint(p.Stats().Commit))
 					p.checkpoints.cleanUp(context.Background())
 				}
 				for range bundleFanout { // a base and one bundle less than are merged
-					next()
+					next(mustCheckpoint)
 				}
 				all := checkpoints(t, bucket)
 				good, damaged := all[len(all)-2], all[len(all)-1]
@@ -360,9 +401,8 @@ func TestDamagedCheckpointDoesNotCount(t *testing.T) {
 				if covered := p.coveredBelow(); covered != good {
 					t.Errorf("covered below %d, want %d; checkpoint %d is damaged", covered, good, damaged)
 				}
-				for range 2 {
-					next()
-				}
+				next(mustCheckpoint)
+				next(mustBase)
 				if got := checkpoints(t, bucket); len(got) != 2 || got[0] <= damaged {
 					t.Errorf("checkpoints %v, after the damaged one %d", got, damaged)
 				}
@@ -440,7 +480,6 @@ func TestCheckpointCleanedUpWhileRead(t *testing.T) {
 					return err
 				})
 				<-read.reached
-				p.checkpoints.newest = nil // a base: names nothing of the others
 				moveOn(t, bucket, p, p.Stats().Commit+1)
 				set(t, p.Store, "k", "end")
 				read.open()

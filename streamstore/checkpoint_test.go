@@ -27,6 +27,16 @@ func mustCheckpoint(t testing.TB, s *Store) {
 	}
 }
 
+// mustBase makes a checkpoint that shares no part with others.
+func mustBase(t testing.TB, s *Store) {
+	t.Helper()
+	c := s.checkpoints
+	c.work <- struct{}{}
+	c.newest = nil
+	<-c.work
+	mustCheckpoint(t, s)
+}
+
 // names are the objects of a folder of a bucket.
 func names(t testing.TB, bucket objstore.Bucket, dir string) (list []string) {
 	t.Helper()
@@ -195,7 +205,11 @@ func TestColdStart(t *testing.T) {
 						want = want[len(want)-2:]
 					}
 					flushOne(t, p.Store)
-					mustCheckpoint(t, p.Store)
+					if i%3 == 2 {
+						mustBase(t, p.Store)
+					} else {
+						mustCheckpoint(t, p.Store)
+					}
 				}
 				mustAppend(t, p.Store, id, simpleBatch("after"))
 				flushOne(t, p.Store)
@@ -371,6 +385,130 @@ func TestDamagedNewestCheckpoint(t *testing.T) {
 	}
 }
 
+// Damage to what the newest checkpoints share is survived by means of the other base that
+// is kept, and while there is none by means of the log. The next checkpoint begins anew.
+func TestDamagedBase(t *testing.T) {
+	for what, damage := range damages {
+		for _, bases := range []int{1, 2, 3} {
+			t.Run(fmt.Sprintf("%s, %d bases", what, bases), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					bucket := objstore.NewMemory()
+					p := startProcess(t, bucket, vfs.NewCrashableMem(), noGrace)
+					synctest.Wait()
+					for i := range bases {
+						set(t, p.Store, fmt.Sprint("k", i), "v")
+						mustBase(t, p.Store)
+						for j := range 3 {
+							set(t, p.Store, "bundle", fmt.Sprint(i, j))
+							mustCheckpoint(t, p.Store)
+						}
+					}
+					set(t, p.Store, "last", "v")
+					p.checkpoints.cleanUp(context.Background())
+					if deleted := deleteCovered(t, bucket, p.Store); (len(deleted) > 0) != (bases > 1) {
+						t.Errorf("deleted %v", deleted)
+					}
+					rows := dumpRows(t, p.Store)
+					p.stop()
+					all := checkpoints(t, bucket)
+					if len(all) != 2 {
+						t.Fatalf("checkpoints %v", all)
+					}
+					replace(t, bucket, mustManifest(t, bucket, all[1]).parts[0].name.object(0), damage)
+					q := coldStart(t, bucket)
+					if got := dumpRows(t, q.Store); !mapsEqual(got, rows) {
+						t.Errorf("rows differ: %d, want %d", len(got), len(rows))
+					}
+					want := uint64(0)
+					if bases > 1 {
+						want = all[0]
+					}
+					if got := q.Recovery().Checkpoint; got != want {
+						t.Errorf("restored from checkpoint %d, want %d", got, want)
+					}
+					set(t, q.Store, "last", "w")
+					mustCheckpoint(t, q.Store)
+					newest := newestOf(checkpoints(t, bucket))
+					if m := mustManifest(t, bucket, newest); m.base != m.position {
+						t.Errorf("the next checkpoint, %d, builds on that of %d", newest, m.base.number)
+					}
+					q.stop()
+					r := coldStart(t, bucket)
+					wantGet(t, r.Store, "last", "w")
+					if got := r.Recovery(); got.Checkpoint != newest {
+						t.Errorf("recovery from the checkpoint made after: %+v", got)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A new base is made after so many commits, however little they change, so that the log
+// becomes covered.
+func TestNewBaseAfterManyCommits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 20
+		bucket := objstore.NewMemory()
+		p := startProcess(t, bucket, vfs.NewCrashableMem(), func(o *Options) {
+			o.Durability, o.CheckpointCommits, o.CheckpointBaseCommits = Remote, 3, limit
+		})
+		for i := range 200 {
+			set(t, p.Store, "k", fmt.Sprint(i))
+			time.Sleep(time.Second)
+			commit, covered := p.Stats().Commit, p.coveredBelow()
+			if i > 2*limit && commit-covered > 2*limit {
+				t.Fatalf("at commit %d the log is covered below %d", commit, covered)
+			}
+		}
+		bases := make(map[position]bool)
+		for _, number := range checkpoints(t, bucket) {
+			bases[mustManifest(t, bucket, number).base] = true
+		}
+		if len(bases) < 8 || len(bases) > 11 {
+			t.Errorf("%d bases", len(bases))
+		}
+	})
+}
+
+// When the other base that is kept has vanished from the bucket, and the log is cleaned up,
+// the next checkpoint is a base of its own: so damage to one object is survived again.
+func TestLostBaseIsReplaced(t *testing.T) {
+	for _, cleaned := range []bool{false, true} {
+		t.Run(fmt.Sprintf("log cleaned up %v", cleaned), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				bucket := objstore.NewMemory()
+				p := startProcess(t, bucket, vfs.NewCrashableMem(), noGrace)
+				synctest.Wait()
+				for i := range 2 {
+					set(t, p.Store, "k", fmt.Sprint(i)) // 2, 3
+					mustBase(t, p.Store)
+				}
+				set(t, p.Store, "k", "2")
+				if cleaned && len(deleteCovered(t, bucket, p.Store)) == 0 {
+					t.Error("nothing was deleted")
+				}
+				p.stop()
+				for _, part := range mustManifest(t, bucket, 2).parts {
+					overwrite(t, bucket, part.name.object(0), nil)
+				}
+				q := startProcess(t, bucket, p.fs, noGrace)
+				synctest.Wait()
+				set(t, q.Store, "k", "3")
+				mustCheckpoint(t, q.Store)
+				newest := newestOf(checkpoints(t, bucket))
+				if m := mustManifest(t, bucket, newest); (m.base == m.position) != cleaned {
+					t.Errorf("checkpoint %d builds on that of %d", newest, m.base.number)
+				}
+				set(t, q.Store, "k", "4")
+				if got, want := q.coveredBelow(), map[bool]uint64{true: 3}[cleaned]; got != want {
+					t.Errorf("covered below %d, want %d", got, want)
+				}
+			})
+		})
+	}
+}
+
 // Without a checkpoint that can be read the whole log is replayed if it is there, and
 // else nothing is claimed and the error says what is wrong.
 func TestNoUsableCheckpoint(t *testing.T) {
@@ -381,15 +519,16 @@ func TestNoUsableCheckpoint(t *testing.T) {
 				p := coldStart(t, bucket)
 				for i := range 3 {
 					set(t, p.Store, fmt.Sprint("k", i), "v")
-					mustCheckpoint(t, p.Store)
+					mustBase(t, p.Store)
 				}
 				set(t, p.Store, "last", "v")
 				if cleaned && len(deleteCovered(t, bucket, p.Store)) == 0 {
 					t.Fatal("nothing was deleted")
 				}
 				p.stop()
-				base := mustManifest(t, bucket, checkpoints(t, bucket)[0]).parts[0]
-				overwrite(t, bucket, base.name.object(0), []byte("damaged"))
+				for _, name := range names(t, bucket, stateDir(0)) {
+					overwrite(t, bucket, name, []byte("damaged"))
+				}
 				before := names(t, bucket, logDir(0))
 				q, err := tryProcess(t, bucket, vfs.NewCrashableMem(), remote)
 				if !cleaned {
@@ -488,9 +627,9 @@ func crashWhileCheckpointing(t *testing.T, dieAt int, after, keepDisk bool) (die
 	return died
 }
 
-// Only the two newest checkpoints stay, with the parts that they name; older ones stay
-// for the grace time, and until a commit has proved that this writer saw the newer ones
-// while it owned the shard.
+// Only the newest checkpoint stays and the newest on another base, with the parts that they
+// name; others stay for the grace time, and until a commit has proved that this writer saw
+// the two while it owned the shard.
 func TestObsoleteCheckpointsAreDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bucket := objstore.NewMemory()
@@ -498,7 +637,11 @@ func TestObsoleteCheckpointsAreDeleted(t *testing.T) {
 		clean := func() { p.checkpoints.cleanUp(context.Background()) }
 		for i := range 20 {
 			set(t, p.Store, "k", fmt.Sprint(i))
-			mustCheckpoint(t, p.Store)
+			if i == 9 {
+				mustBase(t, p.Store) // 11
+			} else {
+				mustCheckpoint(t, p.Store)
+			}
 			clean()
 		}
 		if got := checkpoints(t, bucket); len(got) != 20 {
@@ -507,20 +650,17 @@ func TestObsoleteCheckpointsAreDeleted(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		clean()
-		if got := checkpoints(t, bucket); !slices.Equal(got, []uint64{19, 20, 21}) {
-			t.Errorf("before a commit the checkpoints %v are left, and the second newest is not proved", got)
-		}
-		if got := p.coveredBelow(); got != 19 {
-			t.Errorf("before a commit covered below %d", got)
+		if got := checkpoints(t, bucket); !slices.Equal(got, []uint64{10, 20, 21}) {
+			t.Errorf("before a commit the checkpoints %v are left, and the newest is not proved", got)
 		}
 		set(t, p.Store, "k", "last")
 		time.Sleep(time.Hour)
 		clean()
 		all := checkpoints(t, bucket)
-		if !slices.Equal(all, []uint64{20, 21}) {
+		if !slices.Equal(all, []uint64{10, 21}) {
 			t.Errorf("checkpoints %v", all)
 		}
-		if got := p.coveredBelow(); got != 20 {
+		if got := p.coveredBelow(); got != 10 {
 			t.Errorf("covered below %d", got)
 		}
 		var want []string

@@ -126,8 +126,11 @@ func (s *Store) prepareDisk(ctx context.Context) (checkpoints []uint64, err erro
 }
 
 // current reports whether the log can be followed from the database's position. Log
-// objects are deleted only below the second newest checkpoint, so everything after a
-// position that is not below it is there.
+// objects are deleted only below the older of the two checkpoints that the owner keeps
+// (see keep), and these or newer ones are in the bucket. So everything after a position
+// that is not below the second newest one there, damaged or not, is in the log. (It may
+// be from a lower position, but which two the owner keeps cannot be told for sure: it may
+// know of damage that is not seen from here, and the reverse.)
 //
 // An older position must not be trusted even if the next number exists: in the hole
 // where objects were cleaned up, an opener that was paused for long may have put a claim

@@ -111,7 +111,8 @@ type harness struct {
 	store      *Store
 	opened     []*Store
 	durability Durability
-	damaged    []uint64     // checkpoints that were spoilt
+	damaged    []string     // objects of checkpoints that were spoilt
+	damagedAt  uint64       // the newest checkpoint when the last one was
 	compacting atomic.Int32 // compactions that run beside the operations
 
 	// base is the state before the history; state is the one after it. The first
@@ -232,8 +233,11 @@ func (h *harness) open(fs *vfs.MemFS) *Store {
 		BlockCacheBytes:   1 << 20,
 		FenceCheckAfter:   pick(h.rng, time.Nanosecond, time.Hour),
 
-		CheckpointCommits:   pick(h.rng, 1, 5, 1000),
-		CheckpointBytes:     pick[int64](h.rng, 1, 1<<10, 1<<20),
+		CheckpointCommits: pick(h.rng, 1, 5, 1000),
+		CheckpointBytes:   pick[int64](h.rng, 1, 1<<10, 1<<20),
+
+		CheckpointBaseCommits: pick(h.rng, 1, 10, 1000),
+
 		CheckpointInterval:  pick(h.rng, time.Second, time.Hour),
 		CheckpointBandwidth: 1 << 40,
 		CompactionBandwidth: -1,
@@ -572,27 +576,53 @@ func (h *harness) checkpoint() {
 	h.store.checkpoints.cleanUp(context.Background())
 }
 
-// damageCheckpoint spoils the newest checkpoint in one of several ways, if it and the
-// one before are sound: one damaged checkpoint has to be survived.
+// damageCheckpoint spoils one object of a checkpoint that is kept, in one of several ways:
+// a manifest, a base or a bundle. That has to be survived if the others are sound. What is
+// spoilt stays so; until two sound bases have been made since, nothing else is.
 func (h *harness) damageCheckpoint() {
 	all := checkpoints(h.t, h.memory)
-	if len(all) < 2 || slices.Contains(h.damaged, all[len(all)-1]) || slices.Contains(h.damaged, all[len(all)-2]) {
+	k, err := keep(all, func(number uint64) (*manifest, error) {
+		b, err := h.memory.Get(context.Background(), checkpointName(0, number))
+		if err != nil {
+			return nil, err
+		}
+		m, err := decodeManifest("checkpoint", 0, number, b)
+		if err == nil && h.spoilt(m) {
+			m = nil
+		}
+		if errors.Is(err, ErrCorrupt) {
+			m, err = nil, nil
+		}
+		return m, err
+	})
+	if err != nil {
+		h.fatalf("%v", err)
+	}
+	if k.newest == nil || k.newest.position.number != newestOf(all) || len(h.damaged) > 0 && (!k.twoBases() || min(k.newest.base.number, k.other.base.number) <= h.damagedAt) {
 		return
 	}
-	newest := all[len(all)-1]
-	name := checkpointName(0, newest)
-	m, before := mustManifest(h.t, h.memory, newest), mustManifest(h.t, h.memory, all[len(all)-2])
-	if last := m.parts[len(m.parts)-1]; h.chance(50) && !slices.Contains(before.parts, last) {
-		name = last.name.object(0)
+	m := k.newest
+	if k.twoBases() && h.chance(20) {
+		m = k.other
+	}
+	name := checkpointName(0, m.position.number)
+	if i := h.rng.IntN(len(m.parts) + 1); i < len(m.parts) {
+		name = m.parts[i].name.object(0)
 	}
 	b, err := h.memory.Get(context.Background(), name)
 	if err != nil {
 		h.fatalf("%v", err)
 	}
 	kind := pick(h.rng, slices.Sorted(maps.Keys(damages))...)
-	h.logf("damage checkpoint %d: %s %s", newest, name, kind)
-	h.damaged = append(h.damaged, newest)
+	h.logf("damage checkpoint %d: %s %s", m.position.number, name, kind)
+	h.damaged, h.damagedAt = append(h.damaged, name), newestOf(all)
 	overwrite(h.t, h.memory, name, damages[kind](b))
+}
+
+// spoilt: an object of the checkpoint was damaged.
+func (h *harness) spoilt(m *manifest) bool {
+	return slices.Contains(h.damaged, checkpointName(0, m.position.number)) ||
+		slices.ContainsFunc(m.parts, func(p part) bool { return slices.Contains(h.damaged, p.name.object(0)) })
 }
 
 // checkUse proves that the count of live bytes is right and that every object in use is

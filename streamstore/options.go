@@ -103,6 +103,10 @@ type Options struct {
 	// CheckpointCommits: a checkpoint is made after this many commits. A start with
 	// an empty disk reads at most about twice this many log objects. Default 256.
 	CheckpointCommits int
+	// CheckpointBaseCommits: a checkpoint begins anew with all of the metadata also after
+	// this many commits. The log is kept from the last checkpoint before that on, so that
+	// damage to what the newest ones share can be made up for. Default 8192.
+	CheckpointBaseCommits int
 	// CheckpointInterval: a checkpoint is made when the last one is this old and there
 	// were commits since. Default 10 min.
 	CheckpointInterval time.Duration
@@ -156,6 +160,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.FenceCheckAfter, 10*time.Second)
 	setDefault(&o.CheckpointBytes, 4<<20)
 	setDefault(&o.CheckpointCommits, 256)
+	setDefault(&o.CheckpointBaseCommits, 8192)
 	setDefault(&o.CheckpointInterval, 10*time.Minute)
 	setDefault(&o.CheckpointBandwidth, 32<<20)
 	setDefault(&o.MinFreeBytes, 256<<20)
@@ -200,6 +205,7 @@ func (o *Options) Validate() error {
 	check(o.ProducerExpiry > 0, "producer expiry must be positive, not %v", o.ProducerExpiry)
 	check(o.CheckpointBytes > 0, "checkpoint bytes must be positive, not %d", o.CheckpointBytes)
 	check(o.CheckpointCommits > 0, "checkpoint commits must be positive, not %d", o.CheckpointCommits)
+	check(o.CheckpointBaseCommits > 0, "checkpoint base commits must be positive, not %d", o.CheckpointBaseCommits)
 	check(o.CheckpointInterval > 0, "checkpoint interval must be positive, not %v", o.CheckpointInterval)
 	check(o.CheckpointBandwidth > 0, "checkpoint bandwidth must be positive, not %d", o.CheckpointBandwidth)
 	check(o.RetentionInterval > 0, "retention interval must be positive, not %v", o.RetentionInterval)

@@ -456,8 +456,8 @@ func (s *Store) createClaim(ctx context.Context, h *commitHeader) (won bool, err
 // of a higher epoch, one that took the same epoch, or one that has seen the log go on
 // beyond the number that mine took. A checkpoint of mine's number or a higher one is
 // such a mark as well: mine lies in a hole where objects were covered by checkpoints and
-// cleaned up. (Log objects are deleted only below the second newest checkpoint, so
-// where they are gone as marks, checkpoints are there.)
+// cleaned up. (Log objects are deleted only below the newest checkpoint, so where they are
+// gone as marks, a checkpoint is there.)
 func (s *Store) newerWriter(ctx context.Context, mine *commitHeader) (newer bool, err error) {
 	scan := follower{store: s, newest: mine.number}
 	infos, err := scan.list(ctx)
