@@ -7,7 +7,8 @@
 //	   problems, query             ├─▶ append.go    POST ──▶ Server.appendBatch ──▶ Store.Append
 //	   body.go: request bodies     ├─▶ read.go      GET, long polls ──▶ reader.go ──▶ Store.Read
 //	   cors.go, compress.go        ├─▶ follow.go    events of one stream ──▶ reader.go, wait.go
-//	                               └─▶ prefix.go    events of many streams ──▶ reader.go, Store.WatchPrefix
+//	                               ├─▶ prefix.go    events of many streams ──▶ reader.go, Store.WatchPrefix
+//	                               └─▶ durable.go   the protocol Durable Streams at /ds/, on the same parts
 //
 // # For other doors over HTTP
 //
