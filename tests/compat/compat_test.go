@@ -208,3 +208,21 @@ func TestToolTasksNeedEarlierOnes(t *testing.T) {
 		earlier[task.name] = true
 	}
 }
+
+func TestReadVitest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	report := `{"testResults": [{"message": "", "assertionResults": [
+		{"status": "passed", "fullName": "A b"}, {"status": "failed", "fullName": "A c", "failureMessages": ["why"]},
+		{"status": "skipped", "fullName": "A d"}, {"status": "skipped", "fullName": "` + durableLeftOut + `e"}]},
+		{"message": "cannot be loaded", "assertionResults": []}]}`
+	if err := os.WriteFile(path, []byte(report), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	passed, bad, err := readVitest(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"failed A c: why", "skipped A d: ", "cannot be loaded"}; passed != 1 || !slices.Equal(bad, want) {
+		t.Errorf("%d passed, bad are %q; want 1 and %q", passed, bad, want)
+	}
+}
