@@ -76,9 +76,9 @@ type stream struct {
 		// producerSweep is the number of producers at which idle ones are dropped.
 		producerSweep  int
 		producerSweeps int // how often they were
-		watchers      map[watcher]struct{}
-		readers       [readerSlots]readerPosition
-		nextSlot      int
+		watchers       map[watcher]struct{}
+		readers        [readerSlots]readerPosition
+		nextSlot       int
 	}
 
 	// Guarded by the streamTable shard's lock.
