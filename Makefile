@@ -40,7 +40,7 @@ test: ## run all tests; they need no network but the loopback, and no other serv
 
 .PHONY: race
 race: ## run the tests of all rooms under the race detector
-	CGO_ENABLED=1 go test -race -timeout 15m ./cmd/... ./broker/... ./kafkaproto/... ./streamstore/... ./objstore/...
+	CGO_ENABLED=1 go test -race -timeout 15m ./cmd/... ./client/... ./broker/... ./kafkaproto/... ./streamstore/... ./objstore/...
 
 .PHONY: check
 check: ## check formatting, go vet, staticcheck and the module files
