@@ -76,7 +76,8 @@ func runRounds(t *testing.T, seed uint64) {
 // Limits of what a broker may take once nothing is in its way.
 const (
 	patience  = 60 * time.Second
-	exitTaken = 3 // exit code of a broker whose bucket was opened by another one
+	longStall = 30 * time.Second // of the bucket; only soaks have the time for it
+	exitTaken = 3                // exit code of a broker whose bucket was opened by another one
 )
 
 // generation is one broker process in its time.
@@ -260,6 +261,9 @@ func (r *round) setWeather() {
 		return
 	}
 	w := weather{stall: time.Duration(1+r.rng.IntN(1000)) * time.Millisecond}
+	if *faultsTime > 0 && r.rng.IntN(6) == 0 {
+		w.stall = longStall
+	}
 	for f := refuse; f < numFaults; f++ {
 		if r.rng.IntN(3) == 0 {
 			w.shares[f] = r.rng.Float64() / 6
