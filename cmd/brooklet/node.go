@@ -219,6 +219,7 @@ func explainDisk(dir string, err error) error {
 
 func (n *node) logRecovery(r streamstore.Recovery) {
 	n.log.Info("recovered", zap.Uint64("epoch", r.Epoch), zap.Uint64("commit", r.Commit),
+		zap.Uint64("checkpoint", r.Checkpoint), zap.Int64("fetched_bytes", r.FetchedBytes), // checkpoint 0: the local database was kept
 		zap.Int("replayed_commits", r.ReplayedCommits), zap.Int("tail_appends", r.TailAppends), zap.Duration("took", r.Took))
 	if r.SetAside != "" {
 		n.log.Error("unflushed records of this disk could not be kept, because another writer had claimed the shard: look at the file and append again what is missing",
