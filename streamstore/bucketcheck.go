@@ -44,6 +44,8 @@ type BucketReport struct {
 	Streams, Extents int64
 	LogObjects       int64 // in the bucket
 	Segments         int64
+	Checkpoints      int64
+	CheckpointParts  int64
 	BucketBytes      int64 // of these objects
 	LiveBytes        int64 // of record batches that readers can get
 	CheckedObjects   int64 // whose live batches were read and checked
@@ -55,8 +57,8 @@ type BucketReport struct {
 // BucketProblem is something that a reader of the bucket would stumble over.
 type BucketProblem struct {
 	Object string // name; "" if the index itself is wrong
-	Stream string // name; "" if unknown or more than one is affected
-	Base   int64  // first and last offset of the records
+	Stream string // name; "" if unknown, more than one is affected, or a checkpoint is damaged
+	Base   int64  // first and last offset of the records; both 0 for a checkpoint
 	Last   int64
 	Err    error
 }
@@ -69,6 +71,8 @@ type GarbageObject struct {
 	// InUse tells why it may still become part of the store: "" if it never can.
 	InUse   string
 	Deleted bool // by CollectGarbage
+
+	since time.Time // when it became garbage at the latest; zero: unknown
 }
 
 // bucketView is a read-only look at a shard: its index as of the end of the log, in a
@@ -78,6 +82,10 @@ type bucketView struct {
 	follower *follower
 	report   BucketReport
 	listed   []objstore.ObjectInfo // segments, from before the index was built
+	log      []objstore.ObjectInfo // so are these
+	parts    []objstore.ObjectInfo
+	numbers  []uint64 // of the checkpoints then
+	kept     kept     // of these, proved to be whole
 	problems struct {
 		sync.Mutex
 		list []extentProblem
@@ -110,10 +118,11 @@ func CheckBucket(ctx context.Context, opts BucketOptions) (BucketReport, error) 
 	return v.report, errors.Join(err, v.close())
 }
 
-// CollectGarbage finds the segments that nothing names and nothing can name any more,
+// CollectGarbage finds the objects that nothing names and nothing can name any more,
 // because the writer that made them has been fenced or has gone on without them, and
-// that are older than minAge; with remove it deletes them. Others that nothing names are
-// reported with the reason why they stay.
+// that are older than minAge; with remove it deletes them. These are segments, parts of
+// checkpoints, checkpoints themselves, and log objects that checkpoints cover. Others that
+// nothing names are reported with the reason why they stay.
 func CollectGarbage(ctx context.Context, opts BucketOptions, minAge time.Duration, remove bool) (BucketReport, error) {
 	v, err := openBucketView(ctx, opts)
 	if err != nil {
@@ -125,7 +134,7 @@ func CollectGarbage(ctx context.Context, opts BucketOptions, minAge time.Duratio
 	return v.report, errors.Join(err, v.close())
 }
 
-// openBucketView lists the segments, then builds the index: what is listed and not in
+// openBucketView lists what there is, then builds the index: what is listed and not in
 // the index was not yet in it, or is no longer, when the listing began.
 func openBucketView(ctx context.Context, opts BucketOptions) (*bucketView, error) {
 	o := Options{
@@ -157,6 +166,9 @@ func openBucketView(ctx context.Context, opts BucketOptions) (*bucketView, error
 		return nil, errors.Join(err, v.close())
 	}
 	v.report.Commit, v.report.Epoch = v.follower.position.number, v.follower.highest
+	if err := v.checkCheckpoints(ctx); err != nil {
+		return nil, errors.Join(err, v.close())
+	}
 	return v, nil
 }
 
@@ -182,7 +194,20 @@ func (v *bucketView) list(ctx context.Context) error {
 			v.report.Segments++
 			v.listed = append(v.listed, info)
 		}),
-		each(logDir(s.opts.Shard), func(objstore.ObjectInfo) { v.report.LogObjects++ }))
+		each(stateDir(s.opts.Shard), func(info objstore.ObjectInfo) {
+			v.report.CheckpointParts++
+			v.parts = append(v.parts, info)
+		}),
+		each(checkpointDir(s.opts.Shard), func(info objstore.ObjectInfo) {
+			v.report.Checkpoints++
+			if number, ok := parseCheckpointName(s.opts.Shard, info.Name); ok {
+				v.numbers = append(v.numbers, number)
+			}
+		}),
+		each(logDir(s.opts.Shard), func(info objstore.ObjectInfo) {
+			v.report.LogObjects++
+			v.log = append(v.log, info)
+		}))
 }
 
 // prefixByObject is the prefix of rows that exist in the database of a view only: the
@@ -403,8 +428,20 @@ func (v *bucketView) confirmProblems(ctx context.Context) error {
 	return nil
 }
 
-// findGarbage reports the segments that were listed and that the index does not know.
+// findGarbage reports what nothing names.
 func (v *bucketView) findGarbage(ctx context.Context) error {
+	err := v.findSegments(ctx)
+	if err == nil {
+		err = v.findCheckpoints(ctx)
+	}
+	if err == nil {
+		err = v.findLogObjects(ctx)
+	}
+	return err
+}
+
+// findSegments reports the segments that were listed and that the index does not know.
+func (v *bucketView) findSegments(ctx context.Context) error {
 	s := v.store
 	known := make(map[objectID]bool)
 	newest := uint64(0) // count of the newest segment of this epoch in the index
@@ -482,7 +519,11 @@ func (v *bucketView) collect(ctx context.Context, minAge time.Duration, remove b
 	s := v.store
 	for i := range v.report.Garbage {
 		g := &v.report.Garbage[i]
-		if age := s.opts.Now().Sub(g.Created); g.InUse == "" && !g.Created.IsZero() && age < minAge {
+		since := g.Created
+		if !g.since.IsZero() {
+			since = g.since
+		}
+		if age := s.opts.Now().Sub(since); g.InUse == "" && !since.IsZero() && age < minAge {
 			g.InUse = fmt.Sprintf("it is younger than %v", minAge)
 		}
 		if g.InUse != "" || !remove {

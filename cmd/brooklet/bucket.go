@@ -27,7 +27,7 @@ func checkBucketCommand() *cli.Command {
 		Name:  "check",
 		Usage: "read all records in a bucket and prove that they are whole",
 		Description: "Builds the index from the commit log, then reads every object that it names: each record must be there, with the\n" +
-			"right checksum, and offsets must have no gaps. Nothing is changed. It reads as many bytes as the bucket holds.\n" +
+			"right checksum, and offsets must have no gaps. The checkpoints that are kept must be whole. Nothing is changed. It reads as many bytes as the bucket holds.\n" +
 			"The exit code is 1 if anything is wrong.\n\n" +
 			"Examples:\n   brooklet bucket check --bucket file:///var/lib/brooklet/bucket\n   brooklet bucket check --bucket s3://records/prod --output json",
 	}, checkBucket)
@@ -36,8 +36,9 @@ func checkBucketCommand() *cli.Command {
 func collectBucketCommand() *cli.Command {
 	return bucketTool(cli.Command{
 		Name:  "gc",
-		Usage: "find segments that nothing names, which a crash in the middle of a compaction leaves behind, and remove them",
-		Description: "Without --yes it only tells what it would remove. What a running broker may still be about to use is never removed.\n\n" +
+		Usage: "find objects that nothing names, which a crash in the middle of a compaction or checkpoint leaves behind, and remove them",
+		Description: "Without --yes it only tells what it would remove. What a running broker may still be about to use is never removed.\n" +
+			"The two checkpoints that a start with an empty disk relies on are read first; nothing goes on the strength of a damaged one.\n\n" +
 			"Examples:\n   brooklet bucket gc --bucket s3://records/prod\n   brooklet bucket gc --bucket s3://records/prod --yes",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "min-age", Value: "24h", Usage: "`TIME` since an object was made, below which it stays"},
@@ -93,6 +94,8 @@ type bucketListing struct {
 	Streams        int64           `json:"streams"`
 	LogObjects     int64           `json:"logObjects"`
 	Segments       int64           `json:"segments"`
+	Checkpoints    int64           `json:"checkpoints"`
+	Parts          int64           `json:"checkpointParts"`
 	BucketBytes    int64           `json:"bucketBytes"`
 	LiveBytes      int64           `json:"liveBytes"`
 	CheckedObjects int64           `json:"checkedObjects"`
@@ -128,6 +131,8 @@ func checkBucket(c *cli.Context, out output, opts streamstore.BucketOptions) err
 	summary.add("Streams", l.Streams)
 	summary.add("Objects of the commit log", l.LogObjects)
 	summary.add("Segments", l.Segments)
+	summary.add("Checkpoints", l.Checkpoints)
+	summary.add("Parts of checkpoints", l.Parts)
 	summary.add("Bytes of these objects", l.BucketBytes)
 	summary.add("Bytes that can be read", l.LiveBytes)
 	summary.add("Objects read and checked", l.CheckedObjects)
@@ -135,7 +140,11 @@ func checkBucket(c *cli.Context, out output, opts streamstore.BucketOptions) err
 	if len(l.Problems) > 0 {
 		problems := newTable("OBJECT", "STREAM", "OFFSETS", "PROBLEM")
 		for _, p := range l.Problems {
-			problems.add(p.Object, p.Stream, fmt.Sprintf("%d-%d", p.First, p.Last), p.Error)
+			offsets := fmt.Sprintf("%d-%d", p.First, p.Last)
+			if p.Stream == "" && p.Last == 0 {
+				offsets = "" // of a checkpoint
+			}
+			problems.add(p.Object, p.Stream, offsets, p.Error)
 		}
 		tables = append(tables, problems)
 	}
@@ -146,7 +155,7 @@ func checkBucket(c *cli.Context, out output, opts streamstore.BucketOptions) err
 		return err
 	}
 	if n := len(l.Problems); n > 0 {
-		return fmt.Errorf("%d runs of records cannot be read", n)
+		return fmt.Errorf("%d runs of records or checkpoints cannot be read", n)
 	}
 	return nil
 }
@@ -178,7 +187,7 @@ func collectBucket(c *cli.Context, out output, opts streamstore.BucketOptions) e
 
 func newBucketListing(r streamstore.BucketReport) bucketListing {
 	l := bucketListing{
-		Commit: r.Commit, Epoch: r.Epoch, Streams: r.Streams, LogObjects: r.LogObjects, Segments: r.Segments,
+		Commit: r.Commit, Epoch: r.Epoch, Streams: r.Streams, LogObjects: r.LogObjects, Segments: r.Segments, Checkpoints: r.Checkpoints, Parts: r.CheckpointParts,
 		BucketBytes: r.BucketBytes, LiveBytes: r.LiveBytes, CheckedObjects: r.CheckedObjects,
 		Problems: []bucketProblem{}, Garbage: []bucketGarbage{},
 	}
