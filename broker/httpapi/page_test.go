@@ -21,6 +21,9 @@ func TestPageFiles(t *testing.T) {
 		if policy := a.Header.Get("Content-Security-Policy"); !strings.Contains(policy, "default-src 'self'") || strings.Contains(policy, "unsafe") {
 			t.Errorf("%s: policy %q", path, policy)
 		}
+		if head := d.ask(200, "HEAD", path, ""); head.body != "" || head.Header.Get("ETag") != a.Header.Get("ETag") {
+			t.Errorf("%s: HEAD: %q, %v", path, head.body, head.Header)
+		}
 		d.ask(304, "GET", path, "", "If-None-Match", a.Header.Get("ETag"))
 		d.ask(400, "GET", path+"?x=1", "")
 	}

@@ -48,6 +48,9 @@ func (r *route) matches(path string) bool {
 	return strings.HasPrefix(path, prefix) && len(path) > len(prefix)
 }
 
+// files are addresses with a short reply of their own, of which HEAD has the head; net/http leaves the body out.
+var files = []string{"/", "/page/page.css", "/page/page.js", "/v1/openapi.yaml", "/v1/stats"}
+
 // findRoute returns the route of a request, or the methods that its address has.
 func findRoute(method, path string) (found *route, methods []string) {
 	for _, list := range [][]route{routes, durableRoutes} {
@@ -56,7 +59,7 @@ func findRoute(method, path string) (found *route, methods []string) {
 			if !r.matches(path) {
 				continue
 			}
-			if r.method == method {
+			if r.method == method || method == http.MethodHead && r.method == http.MethodGet && slices.Contains(files, r.path) {
 				return r, nil
 			}
 			methods = append(methods, r.method)
