@@ -59,6 +59,7 @@ func coldStore(t *testing.T, bucket objstore.Bucket, change func(*Options), fill
 	p.stop()
 	counting := &countingBucket{Bucket: bucket}
 	p = startProcess(t, counting, p.fs, change)
+	synctest.Wait() // until nothing in the background looks at the bucket, which tests change
 	counting.take()
 	return p, counting
 }

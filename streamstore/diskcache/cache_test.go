@@ -650,9 +650,23 @@ func damageOne(mem *vfs.MemFS, r *rand.Rand) {
 	if len(files) == 0 {
 		return
 	}
-	data, err := mem.UnsafeGetFileDataBuffer(files[r.IntN(len(files))])
-	if err == nil && len(data) > 0 {
-		data[r.IntN(len(data))] ^= byte(1 + r.IntN(255))
+	// Through the file system, whose locks order it before what the cache reads.
+	file, err := mem.OpenReadWrite(files[r.IntN(len(files))], vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil || info.Size() == 0 {
+		return
+	}
+	at, b := r.Int64N(info.Size()), make([]byte, 1)
+	if _, err := file.ReadAt(b, at); err != nil {
+		panic(err) // a file in memory
+	}
+	b[0] ^= byte(1 + r.IntN(255))
+	if _, err := file.WriteAt(b, at); err != nil {
+		panic(err)
 	}
 }
 
