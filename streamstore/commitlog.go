@@ -120,23 +120,36 @@ func (h *commitHeader) encode(b []byte) {
 	be.PutUint32(b[124:], crc32.Checksum(b[:124], castagnoli))
 }
 
+// checkHeader proves what the headers of log objects and segments have in common: 128
+// bytes, the magic at 0, the format version at 8, and the checksum of bytes 0 to 123 at
+// 124.
+func checkHeader(where string, b []byte, magic string, version uint16) error {
+	corrupt := func(at int64, what string, found, expected any) error {
+		return &CorruptError{Where: where, Position: at, What: what, Found: found, Expected: expected}
+	}
+	if len(b) < commitHeaderSize {
+		return corrupt(0, "length", len(b), fmt.Sprintf("at least %d", commitHeaderSize))
+	}
+	if m := string(b[:8]); m != magic {
+		return corrupt(0, "magic", strconv.Quote(m), strconv.Quote(magic))
+	}
+	if v := binary.BigEndian.Uint16(b[8:]); v != version {
+		return corrupt(8, "format version", v, fmt.Sprintf("%d (a newer release may have written it)", version))
+	}
+	if found, expected := crc32.Checksum(b[:124], castagnoli), binary.BigEndian.Uint32(b[124:]); found != expected {
+		return corrupt(124, "header checksum", found, expected)
+	}
+	return nil
+}
+
 // decodeCommitHeader checks and decodes the header of the object named where.
 func decodeCommitHeader(where string, b []byte) (h commitHeader, err error) {
 	be := binary.BigEndian
 	corrupt := func(at int64, what string, found, expected any) (commitHeader, error) {
 		return h, &CorruptError{Where: where, Position: at, What: what, Found: found, Expected: expected}
 	}
-	if len(b) < commitHeaderSize {
-		return corrupt(0, "length", len(b), fmt.Sprintf("at least %d", commitHeaderSize))
-	}
-	if m := string(b[:8]); m != commitMagic {
-		return corrupt(0, "magic", strconv.Quote(m), strconv.Quote(commitMagic))
-	}
-	if v := be.Uint16(b[8:]); v != commitVersion {
-		return corrupt(8, "format version", v, fmt.Sprintf("%d (a newer release may have written it)", commitVersion))
-	}
-	if found, expected := crc32.Checksum(b[:124], castagnoli), be.Uint32(b[124:]); found != expected {
-		return corrupt(124, "header checksum", found, expected)
+	if err := checkHeader(where, b, commitMagic, commitVersion); err != nil {
+		return h, err
 	}
 	flags := be.Uint16(b[10:])
 	if flags&^flagClaim != 0 {

@@ -49,7 +49,7 @@ import (
 const (
 	segmentMagic      = "BRKLTSEG"
 	segmentVersion    = 1
-	segmentHeaderSize = 128
+	segmentHeaderSize = commitHeaderSize // checkHeader reads both
 
 	// minDirectoryEntry is the size of the smallest entry, in bytes.
 	minDirectoryEntry = 6
@@ -104,20 +104,8 @@ func (h *segmentHeader) encode(b []byte) {
 // decodeSegmentHeader checks and reads the header of the segment called where.
 func decodeSegmentHeader(where string, b []byte) (h segmentHeader, err error) {
 	be := binary.BigEndian
-	corrupt := func(at int64, what string, found, expected any) (segmentHeader, error) {
-		return segmentHeader{}, &CorruptError{Where: where, Position: at, What: what, Found: found, Expected: expected}
-	}
-	if len(b) < segmentHeaderSize {
-		return corrupt(0, "length", len(b), fmt.Sprintf("at least %d", segmentHeaderSize))
-	}
-	if m := string(b[:8]); m != segmentMagic {
-		return corrupt(0, "magic", strconv.Quote(m), strconv.Quote(segmentMagic))
-	}
-	if v := be.Uint16(b[8:]); v != segmentVersion {
-		return corrupt(8, "format version", v, fmt.Sprintf("%d (a newer release may have written it)", segmentVersion))
-	}
-	if found, expected := crc32.Checksum(b[:124], castagnoli), be.Uint32(b[124:]); found != expected {
-		return corrupt(124, "header checksum", found, expected)
+	if err := checkHeader(where, b, segmentMagic, segmentVersion); err != nil {
+		return h, err
 	}
 	h = segmentHeader{
 		shard:        be.Uint32(b[12:]),
@@ -134,7 +122,7 @@ func decodeSegmentHeader(where string, b []byte) (h segmentHeader, err error) {
 		directoryCRC: be.Uint32(b[92:]),
 	}
 	if size := int64(be.Uint64(b[96:])); h.dataLength < 0 || h.directoryLen < 0 || size != h.size() {
-		return corrupt(96, "object size", size, h.size())
+		return segmentHeader{}, &CorruptError{Where: where, Position: 96, What: "object size", Found: size, Expected: h.size()}
 	}
 	return h, nil
 }

@@ -53,6 +53,14 @@ const (
 // Errors are those of Store.Read, and *unreadableError; they come only if no record was read before, else the next read
 // meets them.
 func (s *Server) eachRecord(ctx context.Context, id streamstore.StreamID, from, to int64, room int, fn func(*kafkaproto.RecordView) verdict) (span, error) {
+	return s.eachStored(ctx, id, from, to, room, func(at *span, batch kafkaproto.RecordBatch) (more bool, err error) {
+		return at.eachInBatch(batch, to, fn)
+	})
+}
+
+// eachStored calls fn with the batches of the store from the one that holds offset from on, until fn wants no more. fn moves
+// the span on. Errors, of fn too, come only if the span has not moved.
+func (s *Server) eachStored(ctx context.Context, id streamstore.StreamID, from, to int64, room int, fn func(*span, kafkaproto.RecordBatch) (more bool, err error)) (span, error) {
 	at := span{next: from}
 	for {
 		read, err := s.store.Read(ctx, id, at.next, streamstore.ReadOptions{MaxBytes: room, MinOneBatch: at.next < to})
@@ -69,7 +77,7 @@ func (s *Server) eachRecord(ctx context.Context, id streamstore.StreamID, from, 
 				if batch, chunk, err = kafkaproto.NextBatch(chunk); err != nil {
 					return at, err // cannot be: the store returns whole batches
 				}
-				more, err := at.eachInBatch(batch, to, fn)
+				more, err := fn(&at, batch)
 				if err != nil && at.next > from {
 					return at, nil
 				}
@@ -135,40 +143,21 @@ func readProblem(err error, o streamstore.Offsets) error {
 // eachBatch calls fn with the batches from offset from on, like eachRecord, until fn returns false. The first is cut if
 // from lies inside, so that records that were trimmed are never shown, and the last if to does.
 func (s *Server) eachBatch(ctx context.Context, id streamstore.StreamID, from, to int64, room int, fn func(kafkaproto.RecordBatch) bool) (span, error) {
-	at := span{next: from}
-	for {
-		read, err := s.store.Read(ctx, id, at.next, streamstore.ReadOptions{MaxBytes: room, MinOneBatch: at.next < to})
-		at.Offsets = read.Offsets
-		if err != nil && at.next > from {
-			return at, nil
+	return s.eachStored(ctx, id, from, to, room, func(at *span, batch kafkaproto.RecordBatch) (more bool, err error) {
+		if at.next >= to || batch.BaseOffset() >= to {
+			return false, nil
 		}
-		if err != nil || read.Bytes == 0 {
-			return at, err
-		}
-		for _, chunk := range read.Chunks {
-			for len(chunk) > 0 {
-				var batch kafkaproto.RecordBatch
-				if batch, chunk, err = kafkaproto.NextBatch(chunk); err != nil {
-					return at, err // cannot be: the store returns whole batches
-				}
-				if at.next >= to || batch.BaseOffset() >= to {
-					return at, nil
-				}
-				if batch.BaseOffset() < at.next || batch.LastOffset() >= to {
-					if batch, err = cutBatch(batch, at.next, to); err != nil && at.next > from {
-						return at, nil
-					}
-					if err != nil {
-						return at, err
-					}
-				}
-				if !fn(batch) {
-					return at, nil
-				}
-				at.next = batch.LastOffset() + 1
+		if batch.BaseOffset() < at.next || batch.LastOffset() >= to {
+			if batch, err = cutBatch(batch, at.next, to); err != nil {
+				return false, err
 			}
 		}
-	}
+		if !fn(batch) {
+			return false, nil
+		}
+		at.next = batch.LastOffset() + 1
+		return true, nil
+	})
 }
 
 // cutBatch returns a batch of the records of batch from from to to.
