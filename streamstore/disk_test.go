@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -153,6 +154,32 @@ func TestLowDisk(t *testing.T) {
 		look()
 		if a := mustAppend(t, p.Store, id, simpleBatch("1")); a.BaseOffset != 1 {
 			t.Errorf("with room again: %+v", a)
+		}
+	})
+}
+
+// A disk that fills within the interval of looks, by the appends themselves, is noticed
+// before they have taken much of what is to stay free.
+func TestLowDiskBetweenLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const minFree = 64 << 20
+		fs := vfs.NewCrashableMem()
+		p := startProcess(t, objstore.NewMemory(), fs, func(o *Options) { o.MinFreeBytes = minFree })
+		id := mustCreate(t, p.Store, "s")
+		fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: minFree - 1, TotalBytes: 1 << 40})
+		p.disk.checked.Store(math.MaxInt64) // the interval is not over
+		spec := batchSpec{payload: make([]byte, 100<<10)}
+		for taken := 0; ; taken += len(spec.payload) {
+			_, err := tryAppend(p.Store, id, spec)
+			if errors.Is(err, ErrBackpressure) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if taken > minFree/16 {
+				t.Fatalf("%d bytes were taken from a disk that is nearly full", taken)
+			}
 		}
 	})
 }

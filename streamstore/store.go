@@ -211,7 +211,7 @@ func (s *Store) admit(ctx context.Context, size int64, makesRoom bool) error {
 	if err := s.Err(); err != nil {
 		return err
 	}
-	if err := s.disk.check(s, makesRoom); err != nil {
+	if err := s.disk.check(s, size, makesRoom); err != nil {
 		return err
 	}
 	if s.unflushed.TryAcquire(size) {
@@ -264,20 +264,32 @@ func (l *byteLimit) Release(n int64) {
 
 // diskGuard refuses appends before the local disk is full, because a database
 // that cannot write its log can only stop. What makes room is refused later.
+//
+// It looks again after an interval, because others fill the disk too, and after so
+// many bytes appended that these, however fast they come, and what the database
+// makes of them (its log, the table, a merge of tables) fit into what is still free.
 type diskGuard struct {
 	checked atomic.Int64 // bootTime of the last look
+	since   atomic.Int64 // bytes admitted since the last look
 	low     atomic.Bool  // less than Options.MinFreeBytes are free
 	scarce  atomic.Bool  // less than 1/scarceShare of that
 }
 
 const (
 	diskCheckInterval = time.Second
+	diskCheckShare    = 32 // a look for each 1/diskCheckShare of Options.MinFreeBytes
 	scarceShare       = 4
 )
 
-func (g *diskGuard) check(s *Store, makesRoom bool) error {
-	now := int64(bootTime())
-	if last := g.checked.Load(); now-last >= int64(diskCheckInterval) && g.checked.CompareAndSwap(last, now) {
+// check is asked before size bytes are written.
+func (g *diskGuard) check(s *Store, size int64, makesRoom bool) error {
+	if s.opts.MinFreeBytes < 0 {
+		return nil
+	}
+	now, last := int64(bootTime()), g.checked.Load()
+	due := now-last >= int64(diskCheckInterval) || g.since.Add(size) >= s.opts.MinFreeBytes/diskCheckShare
+	if due && g.checked.CompareAndSwap(last, now) {
+		g.since.Store(0)
 		g.look(s)
 	}
 	if g.low.Load() && (!makesRoom || g.scarce.Load()) {
@@ -288,7 +300,7 @@ func (g *diskGuard) check(s *Store, makesRoom bool) error {
 
 func (g *diskGuard) look(s *Store) {
 	usage, err := s.opts.FS.GetDiskUsage(s.opts.Dir)
-	if err != nil || s.opts.MinFreeBytes < 0 {
+	if err != nil {
 		return // a file system that cannot tell is not guarded
 	}
 	low := usage.AvailBytes < uint64(s.opts.MinFreeBytes)
