@@ -24,11 +24,12 @@ import (
 //
 // A checkpoint is a base, the rows of the database as tables, and bundles of the state
 // sections of the commits since. Most checkpoints add one bundle to the one before, so
-// their cost is what has changed. When the bundles have become as large as the base, a
-// new base is written; so a start reads at most about twice the live metadata, and all
-// bases together cost no more than the changes that led to them. Bundles of one size
-// are merged, so that there are few. A new base is also written after
-// Options.CheckpointBaseCommits, because of the next rule.
+// their cost is what has changed. When the bundles have become 1/baseShare of the base, a
+// new base is written; so a start reads little more than the live metadata, and all bases
+// together cost at most baseShare times the changes that led to them. To a start a byte of
+// a bundle is far dearer than one of a table: its rows are replayed one by one, tables are
+// taken as they are. Bundles of one size are merged, so that there are few. A new base is
+// also written after Options.CheckpointBaseCommits, because of the next rule.
 //
 // Why a base is right although the database runs ahead of the log. The base is a
 // snapshot of the database taken at any time. Its rows e, g and p are those of commit N,
@@ -173,6 +174,8 @@ const (
 	// minBaseFactor: bundles up to so many times Options.CheckpointBytes do not make a
 	// new base due.
 	minBaseFactor = 2
+	// baseShare: larger ones, of this part of the base, do.
+	baseShare = 4
 	// maxPendingBytes bounds the state sections kept in memory; what is dropped is read
 	// back from the log.
 	maxPendingBytes = 16 << 20
@@ -640,7 +643,7 @@ func (c *checkpointer) extend(ctx context.Context, body []byte, after uint64, ne
 		created: c.store.opts.Now().UnixMilli(), parts: slices.Clone(last.parts),
 	}
 	w := bundleWriter{checkpointer: c, manifest: m, at: last.position}
-	w.limit = max(minBaseFactor*c.store.opts.CheckpointBytes, m.bytes(partTable)) - m.bytes(partBundle)
+	w.limit = max(minBaseFactor*c.store.opts.CheckpointBytes, m.bytes(partTable)/baseShare) - m.bytes(partBundle)
 	if after > last.position.number {
 		if err := w.readBack(ctx, after); err != nil {
 			return nil, err
