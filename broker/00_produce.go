@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -196,20 +198,80 @@ func (p *produce) fail(out *kmsg.ProduceResponseTopicPartition, kerr *kafkaproto
 func (p *produce) append(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, p.deadline)
 	defer cancel()
-	var missing []int // topics of the request that are streams to be made
-	for i := range p.req.Topics {
-		t, kerr := p.topic(&p.req.Topics[i])
-		if p.b.topics.isUnwritten(p.req.Topics[i].Topic, kerr) {
-			missing = append(missing, i)
-			continue
-		}
-		p.checkTopic(i, t, kerr)
-	}
-	p.makeStreams(ctx, missing)
+	p.makeStreams(ctx, p.checkTopics())
 	p.detach()
-	for i := range p.checked {
-		if kerr := p.appendBatch(ctx, &p.checked[i]); kerr != nil {
-			p.fail(p.checked[i].reply, kerr)
+	for rest := p.checked; len(rest) > 0; {
+		n := min(len(rest), readAhead)
+		p.appendBatches(ctx, rest[:n])
+		rest = rest[n:]
+	}
+}
+
+// A request for many streams is taken in steps of readAhead. Of each step, what is not in memory is read first, by several
+// goroutines: one after the other these reads, four of the local database for each stream, would be nearly all of the
+// request's time. The steps bound what a request keeps in memory at a time.
+const (
+	readAhead = 1024
+	// readers is how many goroutines read at most, readsEach for how many streams one is worth it.
+	readers, readsEach = 4, 16
+)
+
+// inParallel calls do for 0 to n-1, from several goroutines if that is worth it.
+func inParallel(n int, do func(i int)) {
+	var next atomic.Int64
+	work := func() {
+		for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+			do(int(i))
+		}
+	}
+	var others sync.WaitGroup
+	for range min(n/readsEach, readers) - 1 {
+		others.Go(work)
+	}
+	work()
+	others.Wait()
+}
+
+// checkTopics finds the topics of the request and checks what they are to take. It returns which are named streams that
+// do not exist yet; these are left to makeStreams.
+func (p *produce) checkTopics() (missing []int) {
+	type found struct {
+		topic *topic
+		err   *kafkaproto.Error
+	}
+	step := make([]found, min(len(p.req.Topics), readAhead))
+	for from := 0; from < len(p.req.Topics); from += len(step) {
+		step = step[:min(len(step), len(p.req.Topics)-from)]
+		inParallel(len(step), func(i int) {
+			step[i].topic, step[i].err = p.topic(&p.req.Topics[from+i])
+		})
+		for i, f := range step {
+			if p.b.topics.isUnwritten(p.req.Topics[from+i].Topic, f.err) {
+				missing = append(missing, from+i)
+				continue
+			}
+			p.checkTopic(from+i, f.topic, f.err)
+		}
+	}
+	return missing
+}
+
+// appendBatches appends checked batches in their order.
+func (p *produce) appendBatches(ctx context.Context, batches []checkedBatch) {
+	if len(batches) > readsEach {
+		pins := make([]streamstore.Pin, len(batches))
+		inParallel(len(batches), func(i int) {
+			pins[i] = p.b.store.Pin(batches[i].stream, kafkaproto.RecordBatch(batches[i].records).ProducerID())
+		})
+		defer func() {
+			for _, pin := range pins {
+				pin.Release()
+			}
+		}()
+	}
+	for i := range batches {
+		if kerr := p.appendBatch(ctx, &batches[i]); kerr != nil {
+			p.fail(batches[i].reply, kerr)
 		}
 	}
 }

@@ -161,6 +161,47 @@ func TestProduceManyStreams(t *testing.T) {
 	})
 }
 
+// A request for more streams than are read ahead at a time appends to each in request order, whether they are in memory
+// or not, and a repeated request of a producer is recognised in each.
+func TestProduceManyColdStreams(t *testing.T) {
+	const streams = 2*readAhead + 100
+	m := newMachine()
+	// produce appends two records to each stream, to the first one twice, and wants them at an offset.
+	produce := func(sequence int32, offset int64) {
+		d := openDataBroker(t, m, nil)
+		defer d.stop()
+		req := kmsg.NewPtrProduceRequest()
+		req.Acks, req.TimeoutMillis = acksAll, 30_000
+		for i := range streams + 1 {
+			producer := kafkaproto.ProducerState{ID: 7, Sequence: sequence}
+			if i%streams == 0 {
+				producer.Sequence *= 2
+			}
+			if i == streams {
+				producer.Sequence += 2
+			}
+			batch := makeBatch(t, kafkaproto.BatchOptions{Producer: &producer}, kafkaproto.Record{Value: []byte("a")}, kafkaproto.Record{Value: []byte("b")})
+			addProduce(req, at{topic: fmt.Sprintf("users/%d", i%streams)}, batch)
+		}
+		resp := call[*kmsg.ProduceResponse](d, req, 12)
+		wantLen(t, resp.Topics, streams+1)
+		for i, rt := range resp.Topics {
+			want := offset
+			if i%streams == 0 {
+				want *= 2
+			}
+			if i == streams {
+				want += 2
+			}
+			wantEqual(t, [2]int64{0, want}, [2]int64{int64(rt.Partitions[0].ErrorCode), rt.Partitions[0].BaseOffset}, "entry %d, %s", i, rt.Topic)
+		}
+	}
+	produce(0, 0)
+	produce(2, 2)
+	produce(2, 2) // sent again
+	produce(4, 4)
+}
+
 // Settings of a stream are configs: at its creation, in descriptions and in changes.
 func TestStreamSettings(t *testing.T) {
 	d := newDataBroker(t, nil)

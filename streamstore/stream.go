@@ -212,7 +212,7 @@ func (s *Store) lastExtent(id StreamID) (x extent, ok bool, err error) {
 	return x, err == nil, err
 }
 
-// cachedProducer returns the producer's state, reading its row if need be; the
+// lockWithProducer returns the producer's state, reading its row if need be; the
 // stream's lock is not held across the read. It returns with st.mu held.
 func (s *Store) lockWithProducer(st *stream, id int64) (*producer, error) {
 	st.mu.Lock()
@@ -335,6 +335,35 @@ func (s *Store) acquire(id StreamID) (*stream, error) {
 		return nil, err
 	}
 	return st, nil
+}
+
+// Pin keeps a stream in memory until it is released.
+type Pin struct {
+	store  *Store
+	stream *stream // nil: none
+}
+
+// Pin reads what Append needs to know of a stream and of a producer (negative: none), so
+// that it finds that in memory as long as the pin is held. It is a hint: if something
+// cannot be read, Append tells.
+func (s *Store) Pin(id StreamID, producer int64) Pin {
+	st, err := s.acquire(id)
+	if err != nil {
+		return Pin{}
+	}
+	if producer >= 0 {
+		if _, err := s.lockWithProducer(st, producer); err == nil {
+			st.mu.Unlock()
+		}
+	}
+	return Pin{s, st}
+}
+
+// Release ends the pin. It is called once.
+func (p Pin) Release() {
+	if p.stream != nil {
+		p.store.release(p.stream)
+	}
 }
 
 // peek returns a stream if it is in memory, without a pin.

@@ -41,7 +41,7 @@ func (m *memorySizes) parts() []memoryPart {
 		{"segment-cache-bytes", &m.segmentCache, 1. / 6, 256 * mib, 8 * mib, "`BYTES` of records read from the bucket that are kept in memory"},
 		{"fetch-memory-bytes", &m.fetch, 1. / 6, 256 * mib, 8 * mib, "`BYTES` that all fetch replies under way may hold"},
 		{"request-memory-bytes", &m.request, 1. / 4, gib, requestMemoryFor(m.frame), "`BYTES` that all requests and responses under way may hold"},
-		{"block-cache-bytes", &m.blockCache, 1. / 24, 64 * mib, 4 * mib, "`BYTES` of cache of the local database"},
+		{"block-cache-bytes", &m.blockCache, 1. / 24, 512 * mib, 4 * mib, "`BYTES` of cache of the local database"},
 		{"http-memory-bytes", &m.http, 1. / 12, 128 * mib, 16 * mib, "`BYTES` that all request bodies and replies of the stream API over HTTP may hold; one takes an eighth of it at most"},
 		{"compaction-memory-bytes", &m.compaction, 1. / 12, 128 * mib, 16 * mib, "`BYTES` that compaction may use; it makes segments of half that size"},
 	}
