@@ -411,13 +411,16 @@ func (c *catalogue) pick(now time.Time) *compaction {
 		return nil
 	}
 	policy := &c.store.opts.compaction
-	if p := policy.pickLog(levels[0], now); p != nil {
-		return p
-	}
+	// The log comes second: what is due in a level was made by fanout compactions of the
+	// level below, so it cannot hold the log up for good, but under a load that keeps
+	// compaction busy the log would keep the levels from ever being merged.
 	for level, objects := range levels[1:] {
 		if p := policy.pickLevel(uint64(level+1), objects); p != nil {
 			return p
 		}
+	}
+	if p := policy.pickLog(levels[0], now); p != nil {
+		return p
 	}
 	return policy.pickRewrite(slices.Concat(levels...), now)
 }

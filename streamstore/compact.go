@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/brookletmq/brooklet/objstore"
 )
@@ -107,26 +108,8 @@ func (k *compactor) compact(ctx context.Context, plan *compaction) (moved int64,
 	started := bootTime()
 	m := &merge{store: s, ctx: ctx, plan: plan, window: window(s.opts.CompactionMemory/4, len(plan.runs))}
 	out := &segmentWriter{compactor: k, ctx: ctx, level: plan.level}
-	defer func() { err = errors.Join(err, m.close(), out.abandon()) }()
-	if err := m.start(); err != nil {
-		return out.bytes, err
-	}
-	for {
-		list, err := m.nextStream()
-		if err != nil {
-			return out.bytes, err
-		}
-		if list == nil {
-			break
-		}
-		if err := k.copyStream(m, out, list); err != nil {
-			return out.bytes, err
-		}
-		if err := m.closeExhausted(); err != nil {
-			return out.bytes, err
-		}
-	}
-	if err := out.flush(); err != nil {
+	err = errors.Join(k.mergeTo(m, out), m.close(), out.abandon())
+	if err != nil {
 		return out.bytes, err
 	}
 	s.catalogue.compacted(plan.objects())
@@ -134,6 +117,28 @@ func (k *compactor) compact(ctx context.Context, plan *compaction) (moved int64,
 	s.log.Info("compacted", zap.Uint64("level", plan.level), zap.Int("objects", len(plan.objects())), zap.Int("runs", len(plan.runs)),
 		zap.Int("segments", out.segments), zap.Int64("bytes", out.bytes), zap.Duration("took", bootTime()-started))
 	return out.bytes, nil
+}
+
+// mergeTo writes all that is to move into segments.
+func (k *compactor) mergeTo(m *merge, out *segmentWriter) error {
+	if err := m.start(); err != nil {
+		return err
+	}
+	for {
+		list, err := m.nextStream()
+		if err != nil {
+			return err
+		}
+		if list == nil {
+			return errors.Join(out.flush(), out.arrived())
+		}
+		if err := k.copyStream(m, out, list); err != nil {
+			return err
+		}
+		if err := m.closeExhausted(); err != nil {
+			return err
+		}
+	}
 }
 
 // copyStream moves what is to move of one stream's extents; list holds all of them that
@@ -244,19 +249,25 @@ func (l mergeLimits) allow(a, b extent, oldest int64) bool {
 }
 
 // segmentWriter gathers a segment, uploads it and brings it into the index, again and
-// again.
+// again. While one is on its way the next one is gathered: both hold extents of their own,
+// so the order in which they enter the index does not matter.
 type segmentWriter struct {
 	compactor *compactor
 	ctx       context.Context
 	level     uint64
-	run       uint64 // number of the first segment
-	segments  int
-	bytes     int64
 
-	change *indexChange // begun, not submitted; nil: none
+	change *indexChange // being gathered; nil: none
 	live   *pebble.Iterator
 	object []byte
 	oldest int64 // of the newest added extent: since when its oldest part ages
+
+	underWay chan error // receives when the segment before is in the index; nil: there is none
+	spare    []byte     // its object, to be used again
+
+	// Of what is in the index, or on its way.
+	run      uint64 // number of the first segment
+	segments int
+	bytes    int64
 }
 
 // begin starts a segment: from now on what is dropped is noted, then the rows are read.
@@ -331,16 +342,47 @@ func (w *segmentWriter) add(x streamExtent, data []byte, limits mergeLimits) {
 	w.change.added = append(w.change.added, x)
 }
 
-// flush uploads the segment, if there is one, and returns when it is in the index.
+// flush sends the segment that was gathered on its way, if there is one, when the one
+// before has arrived.
 func (w *segmentWriter) flush() error {
+	if err := w.arrived(); err != nil {
+		return err
+	}
 	if w.change == nil || len(w.change.added) == 0 {
 		return nil
 	}
-	s, change := w.compactor.store, w.change
 	if err := w.closeIterator(); err != nil {
 		return err
 	}
-	h, err := w.upload()
+	change, object, underWay := w.change, w.object, make(chan error, 1)
+	w.change, w.object, w.spare, w.underWay = nil, w.spare, object, underWay
+	if w.object != nil {
+		w.object = w.object[:segmentHeaderSize]
+	}
+	w.compactor.store.background(func() { underWay <- w.send(change, object) })
+	return nil
+}
+
+// arrived waits until the segment that is on its way is in the index.
+func (w *segmentWriter) arrived() (err error) {
+	if w.underWay != nil {
+		err = <-w.underWay
+		w.underWay = nil
+	}
+	return err
+}
+
+// send uploads a segment and returns when it is in the index. With an error its change is
+// given up.
+func (w *segmentWriter) send(change *indexChange, object []byte) (err error) {
+	s := w.compactor.store
+	submitted := false
+	defer func() {
+		if err != nil && !submitted {
+			w.giveUp(change)
+		}
+	}()
+	h, err := w.upload(change, object)
 	if err != nil {
 		return err
 	}
@@ -351,11 +393,10 @@ func (w *segmentWriter) flush() error {
 	if err := change.prepare(s.db, s.opts.compaction.longRun); err != nil {
 		return err
 	}
-	if err := s.flusher.do(w.ctx, func() { s.flusher.submitted = true }); err != nil {
+	if err := s.flusher.do(w.ctx, func() { change.submitted = true }); err != nil {
 		return err
 	}
-	w.change = nil
-	w.object = w.object[:segmentHeaderSize]
+	submitted = true
 	// It can no longer be taken back, so this ends only with the store.
 	if err := s.await(s.ctx, change.done); err != nil {
 		return err
@@ -367,7 +408,7 @@ func (w *segmentWriter) flush() error {
 }
 
 // upload creates the segment's object under a number of its own.
-func (w *segmentWriter) upload() (segmentHeader, error) {
+func (w *segmentWriter) upload(change *indexChange, object []byte) (segmentHeader, error) {
 	s := w.compactor.store
 	h := segmentHeader{
 		shard:   s.opts.Shard,
@@ -383,8 +424,8 @@ func (w *segmentWriter) upload() (segmentHeader, error) {
 			w.run = h.number
 		}
 		h.run = w.run
-		w.object = s.codec.sealSegment(&h, w.object[:segmentHeaderSize+w.dataLength()], w.change.added)
-		won, err := w.create(&h)
+		object = s.codec.sealSegment(&h, object[:segmentHeaderSize+change.dataLength()], change.added)
+		won, err := w.create(&h, object)
 		if won || err != nil {
 			return h, err
 		}
@@ -392,18 +433,10 @@ func (w *segmentWriter) upload() (segmentHeader, error) {
 	}
 }
 
-// dataLength is the length of what was added.
-func (w *segmentWriter) dataLength() (n int64) {
-	for _, x := range w.change.removed {
-		n += x.length
-	}
-	return n
-}
-
-func (w *segmentWriter) create(h *segmentHeader) (won bool, err error) {
+func (w *segmentWriter) create(h *segmentHeader, object []byte) (won bool, err error) {
 	s, name := w.compactor.store, segmentName(h.shard, h.number)
 	err = retry(w.ctx, s.log, "writing a segment", func() error {
-		err := s.opts.Bucket.Create(w.ctx, name, w.object)
+		err := s.opts.Bucket.Create(w.ctx, name, object)
 		if !errors.Is(err, objstore.ErrExists) {
 			won = err == nil
 			return err
@@ -429,14 +462,18 @@ func (w *segmentWriter) closeIterator() error {
 
 // abandon gives up what is not submitted.
 func (w *segmentWriter) abandon() error {
-	err := w.closeIterator()
+	err := errors.Join(w.arrived(), w.closeIterator())
 	if w.change != nil {
-		s := w.compactor.store
-		// Not with the writer's context: that one may have ended.
-		_ = s.flusher.do(s.ctx, func() { s.flusher.tracked = nil })
+		w.giveUp(w.change)
 		w.change = nil
 	}
 	return err
+}
+
+func (w *segmentWriter) giveUp(change *indexChange) {
+	s := w.compactor.store
+	// Not with the writer's context: that one may have ended.
+	_ = s.flusher.do(s.ctx, func() { s.flusher.endChange(change) })
 }
 
 // mergeEntry is an extent that an object was made with, and where to read it.
@@ -477,20 +514,50 @@ func (h *runHeap) Pop() any {
 	return last
 }
 
-// start opens the first object of each run.
+// start opens the first object of each run, several at a time.
 func (m *merge) start() error {
+	budget := m.store.opts.CompactionMemory / 4
+	memory := semaphore.NewWeighted(budget) // objects of a remote bucket are in memory until they are in a file
+	group, ctx := errgroup.WithContext(m.ctx)
 	for _, run := range m.plan.runs {
 		c := &runCursor{rest: run}
+		m.cursors = append(m.cursors, c)
+		size := min(run[0].bytes, budget)
+		if memory.Acquire(ctx, size) != nil {
+			break // one has failed
+		}
+		group.Go(func() error {
+			defer memory.Release(size)
+			return m.openNext(c)
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	live := m.cursors[:0]
+	for i, c := range m.cursors {
 		ok, err := m.advance(c)
 		if err != nil {
+			m.cursors = append(live, m.cursors[i:]...)
 			return err
 		}
 		if ok {
-			m.cursors = append(m.cursors, c)
+			live = append(live, c)
 		}
 	}
+	m.cursors = live
 	heap.Init(&m.cursors)
-	return nil
+	return m.ctx.Err()
+}
+
+// openNext opens a run's next object. One that is damaged is left out.
+func (m *merge) openNext(c *runCursor) (err error) {
+	o := c.rest[0]
+	c.rest = c.rest[1:]
+	if c.input, err = m.open(o); err != nil && m.damaged(o.id, err) {
+		err = nil
+	}
+	return err
 }
 
 // advance moves a cursor to the next extent of its run; ok is false at the end. A
@@ -501,14 +568,10 @@ func (m *merge) advance(c *runCursor) (ok bool, err error) {
 			if len(c.rest) == 0 {
 				return false, nil
 			}
-			o := c.rest[0]
-			c.rest = c.rest[1:]
-			if c.input, err = m.open(o); err != nil {
-				if !m.damaged(o.id, err) {
-					return false, err
-				}
-				continue
+			if err := m.openNext(c); err != nil {
+				return false, err
 			}
+			continue
 		}
 		x, ok, err := c.input.directory.next()
 		if err == nil && ok {

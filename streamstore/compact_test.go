@@ -251,6 +251,24 @@ func TestCompactionLevels(t *testing.T) {
 	}
 }
 
+// A load under which the log is always due does not keep the levels from being merged.
+func TestCompactionOfLevelsUnderLoad(t *testing.T) {
+	s := startProcess(t, objstore.NewMemory(), vfs.NewCrashableMem(), eager).Store
+	<-s.catalogue.ready
+	var levels []uint64
+	for range 6 {
+		fill(t, s, 3, 2, 50) // the log is due
+		plan := s.catalogue.pick(s.opts.Now())
+		if _, err := s.compactor.compact(s.ctx, plan); err != nil {
+			t.Fatalf("compact: %v", err)
+		}
+		levels = append(levels, plan.level)
+	}
+	if want := []uint64{1, 1, 2, 1, 1, 2}; !slices.Equal(levels, want) {
+		t.Errorf("levels made: %v, want %v", levels, want)
+	}
+}
+
 // What is trimmed or deleted while a compaction is on its way does not come back,
 // whichever step the compaction has reached, and is not counted twice.
 func TestCompactionRaces(t *testing.T) {
@@ -327,6 +345,66 @@ func TestCompactionRaces(t *testing.T) {
 					check(startProcess(t, bucket, vfs.NewCrashableMem(), eager).Store)
 				})
 			}
+		}
+	}
+}
+
+// The same while one segment is on its way and the next one is gathered already: of
+// whichever of them the stream's extents are.
+func TestCompactionRacesWithTwoSegments(t *testing.T) {
+	for stream := range 3 {
+		for _, all := range []bool{false, true} {
+			t.Run(fmt.Sprintf("stream %d, all %v", stream, all), func(t *testing.T) {
+				bucket := objstore.NewMemory()
+				p := startProcess(t, bucket, vfs.NewCrashableMem(), eager)
+				ids, want := fill(t, p.Store, 3, 6, 1500)
+				<-p.catalogue.ready
+				held := newGate(t)
+				p.faults.SetHooks(func(op objstore.Op, name string) {
+					if op == objstore.OpCreate && strings.HasPrefix(name, segmentDir(0)) {
+						held.hold()
+					}
+				}, nil)
+				done := async(func() error {
+					_, err := p.compactor.compact(p.ctx, p.catalogue.pick(p.opts.Now()))
+					return err
+				})
+				<-held.reached
+				for tracked := 0; tracked < 2; {
+					if err := p.flusher.do(p.ctx, func() { tracked = len(p.flusher.tracked) }); err != nil {
+						t.Fatal(err)
+					}
+				}
+				id, to := ids[stream], int64(5)
+				if all {
+					to = 6
+				}
+				mustCommit(t, p.Store, func(txn *Txn) { txn.Trim(id, to) })
+				want[id] = want[id][to:]
+				held.open()
+				if err := <-done; err != nil {
+					t.Fatalf("compact: %v", err)
+				}
+				mustFlush(t, p.Store)
+				if n := p.compactor.count; n < 2 {
+					t.Errorf("it was %d segment", n)
+				}
+				check := func(s *Store) {
+					t.Helper()
+					checkFill(t, s, want)
+					if list := extentsOf(t, s, id); all && len(list) > 0 {
+						t.Errorf("extents came back: %+v", list)
+					}
+					checkUse(t, s)
+				}
+				check(p.Store)
+				fs := p.kill()
+				p.stop()
+				p = startProcess(t, bucket, fs, eager)
+				check(p.Store)
+				p.stop()
+				check(startProcess(t, bucket, vfs.NewCrashableMem(), eager).Store)
+			})
 		}
 	}
 }

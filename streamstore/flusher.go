@@ -51,9 +51,8 @@ type flusher struct {
 	inflight []*commit // sealed, not durable; in order
 	buffers  [][]byte  // object buffers to use again
 
-	tracked   *indexChange // being made; what is dropped meanwhile is noted in it
-	submitted bool         // tracked is complete and goes into the next commit
-	forgotten []objectID   // deleted objects whose rows go with the next commit
+	tracked   []*indexChange // being made; what is dropped meanwhile is noted in them
+	forgotten []objectID     // deleted objects whose rows go with the next commit
 }
 
 // flushRequest asks that everything below target be flushed.
@@ -211,7 +210,7 @@ func (f *flusher) seal(ctx context.Context) error {
 // due reports whether a commit is to be made now. The result of a compaction takes
 // along what is waiting.
 func (f *flusher) due() bool {
-	return f.submitted || len(f.waiting) > 0 && (f.waiting[0].number < f.target || f.waitingBytes >= f.store.opts.FlushBytes)
+	return f.submitted() != nil || len(f.waiting) > 0 && (f.waiting[0].number < f.target || f.waitingBytes >= f.store.opts.FlushBytes)
 }
 
 // do runs call in the flusher's goroutine, between two commits.

@@ -24,6 +24,10 @@ type indexChange struct {
 	used    usage         // the change of use, likewise
 	since   drops
 	done    chan struct{} // closed when it is durable
+
+	// submitted: it is complete and goes into the next commit. It belongs to the flusher's
+	// goroutine, as since does until the change is sealed.
+	submitted bool
 }
 
 // beginChange starts to note what is dropped, for a change whose extents are read after
@@ -37,22 +41,36 @@ func (f *flusher) beginChange(change *indexChange) {
 			}
 		}
 	}
-	f.tracked, f.submitted = change, false
+	f.tracked = append(f.tracked, change)
+}
+
+// endChange stops that, of a change that is given up or goes into a commit.
+func (f *flusher) endChange(change *indexChange) {
+	f.tracked = slices.DeleteFunc(f.tracked, func(x *indexChange) bool { return x == change })
 }
 
 // trackDrops notes what a transaction that is being sealed drops.
 func (f *flusher) trackDrops(m *mutation) {
-	if f.tracked != nil {
-		f.tracked.since.add(m)
+	for _, change := range f.tracked {
+		change.since.add(m)
 	}
+}
+
+// submitted returns the change that goes into the next commit, nil if there is none.
+func (f *flusher) submitted() *indexChange {
+	for _, change := range f.tracked {
+		if change.submitted {
+			return change
+		}
+	}
+	return nil
 }
 
 // addChange lets a commit that is being built take along what is not appends: a
 // submitted change and the rows of deleted objects.
 func (f *flusher) addChange(c *commit) {
-	if f.submitted {
-		c.change = f.tracked
-		f.tracked, f.submitted = nil, false
+	if c.change = f.submitted(); c.change != nil {
+		f.endChange(c.change)
 	}
 	c.forgotten, f.forgotten = f.forgotten, nil
 }
@@ -89,6 +107,14 @@ func (x *indexChange) prepare(db *pebble.DB, longRun int64) error {
 		}
 	}
 	return nil
+}
+
+// dataLength is the length of the segment's data, in bytes.
+func (x *indexChange) dataLength() (n int64) {
+	for _, old := range x.removed {
+		n += old.length
+	}
+	return n
 }
 
 func (x *indexChange) addedAt(old streamExtent) (int, bool) {

@@ -77,9 +77,9 @@ type Options struct {
 	// CompactionBandwidth bounds what compaction writes, in bytes per second. Default
 	// 64 MiB/s; negative: unlimited.
 	CompactionBandwidth int64
-	// CompactionMemory bounds what compaction keeps in memory, in bytes: half of it for
-	// the segment that it makes, the rest for what it reads. Default 128 MiB, at least
-	// 1 MiB.
+	// CompactionMemory bounds what compaction keeps in memory, in bytes: two thirds of it
+	// for the segment that it makes and the one on its way to the bucket, the rest for what
+	// it reads. Default 192 MiB, at least 1 MiB.
 	CompactionMemory int64
 	// DeleteGrace is how long an object of the bucket that is no longer needed is kept
 	// for readers that may still use it, and against writers that do not know yet that
@@ -148,13 +148,13 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.BlockCacheBytes, 64<<20)
 	setDefault(&o.CompactionBytes, 1<<30)
 	setDefault(&o.CompactionBandwidth, 64<<20)
-	setDefault(&o.CompactionMemory, 128<<20)
+	setDefault(&o.CompactionMemory, 192<<20)
 	setDefault(&o.DeleteGrace, time.Hour)
 	setDefault(&o.CompactionInterval, 10*time.Second)
 	setDefault(&o.compaction, defaultCompactionPolicy(o.DeleteGrace))
 	setDefault(&o.compaction.interval, o.CompactionInterval)
 	setDefault(&o.compaction.bytes, o.CompactionBytes)
-	setDefault(&o.compaction.output, min(maxSegmentBytes, o.CompactionMemory/2))
+	setDefault(&o.compaction.output, min(maxSegmentBytes, o.CompactionMemory/3))
 	setDefault(&o.ProducerExpiry, 24*time.Hour)
 	setDefault(&o.RetentionInterval, 5*time.Minute)
 	setDefault(&o.FenceCheckAfter, 10*time.Second)

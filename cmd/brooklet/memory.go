@@ -43,7 +43,7 @@ func (m *memorySizes) parts() []memoryPart {
 		{"request-memory-bytes", &m.request, 1. / 4, gib, requestMemoryFor(m.frame), "`BYTES` that all requests and responses under way may hold"},
 		{"block-cache-bytes", &m.blockCache, 1. / 24, 512 * mib, 4 * mib, "`BYTES` of cache of the local database"},
 		{"http-memory-bytes", &m.http, 1. / 12, 128 * mib, 16 * mib, "`BYTES` that all request bodies and replies of the stream API over HTTP may hold; one takes an eighth of it at most"},
-		{"compaction-memory-bytes", &m.compaction, 1. / 12, 128 * mib, 16 * mib, "`BYTES` that compaction may use; it makes segments of half that size"},
+		{"compaction-memory-bytes", &m.compaction, 1. / 8, 192 * mib, 16 * mib, "`BYTES` that compaction may use; it makes segments of a third of that size"},
 	}
 }
 

@@ -16,9 +16,9 @@ func TestMemoryDefaults(t *testing.T) {
 		limit int64
 		want  memorySizes
 	}{
-		{4 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, 961 * mib, 153 * mib, 128 * mib, 128 * mib, 0, 0}},
-		{64 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, gib, 512 * mib, 128 * mib, 128 * mib, 0, 0}},
-		{gib, memorySizes{94 * mib, 94 * mib, 94 * mib, 193 * mib, 25 * mib, 59 * mib, 59 * mib, 0, 0}},
+		{4 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, 961 * mib, 153 * mib, 128 * mib, 192 * mib, 0, 0}},
+		{64 * gib, memorySizes{256 * mib, 256 * mib, 256 * mib, gib, 512 * mib, 128 * mib, 192 * mib, 0, 0}},
+		{gib, memorySizes{94 * mib, 94 * mib, 94 * mib, 193 * mib, 25 * mib, 59 * mib, 80 * mib, 0, 0}},
 		{256 * mib, memorySizes{8 * mib, 8 * mib, 8 * mib, 64 * mib, 4 * mib, 16 * mib, 16 * mib, 0, 0}},
 	} {
 		var m memorySizes
