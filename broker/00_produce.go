@@ -216,10 +216,17 @@ const (
 	readers, readsEach = 4, 16
 )
 
-// inParallel calls do for 0 to n-1, from several goroutines if that is worth it.
+// inParallel calls do for 0 to n-1, from several goroutines if that is worth it. A panic of one of them is the caller's.
 func inParallel(n int, do func(i int)) {
 	var next atomic.Int64
+	var panicked atomic.Pointer[any]
 	work := func() {
+		defer func() {
+			if r := recover(); r != nil {
+				next.Store(int64(n))
+				panicked.Store(&r)
+			}
+		}()
 		for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
 			do(int(i))
 		}
@@ -230,6 +237,9 @@ func inParallel(n int, do func(i int)) {
 	}
 	work()
 	others.Wait()
+	if r := panicked.Load(); r != nil {
+		panic(*r)
+	}
 }
 
 // checkTopics finds the topics of the request and checks what they are to take. It returns which are named streams that
@@ -258,7 +268,8 @@ func (p *produce) checkTopics() (missing []int) {
 
 // appendBatches appends checked batches in their order.
 func (p *produce) appendBatches(ctx context.Context, batches []checkedBatch) {
-	if len(batches) > readsEach {
+	// What the store refuses, or has no time for any more, need not be read.
+	if len(batches) > readsEach && ctx.Err() == nil && p.b.store.Err() == nil {
 		pins := make([]streamstore.Pin, len(batches))
 		inParallel(len(batches), func(i int) {
 			pins[i] = p.b.store.Pin(batches[i].stream, kafkaproto.RecordBatch(batches[i].records).ProducerID())

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -200,6 +201,23 @@ func TestProduceManyColdStreams(t *testing.T) {
 	produce(2, 2)
 	produce(2, 2) // sent again
 	produce(4, 4)
+}
+
+// All calls are made once, and a panic arrives where it is dealt with.
+func TestInParallel(t *testing.T) {
+	for _, n := range []int{0, 1, readsEach, 10 * readsEach} {
+		called := make([]atomic.Int32, n)
+		inParallel(n, func(i int) { called[i].Add(1) })
+		for i := range called {
+			wantEqual(t, int32(1), called[i].Load(), "call %d of %d", i, n)
+		}
+	}
+	defer func() { wantEqual(t, any("stop"), recover()) }()
+	inParallel(10*readsEach, func(i int) {
+		if i == 5*readsEach {
+			panic("stop")
+		}
+	})
 }
 
 // Settings of a stream are configs: at its creation, in descriptions and in changes.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"sync"
@@ -404,25 +405,27 @@ func (p *compaction) add(run compactionRun) {
 	}
 }
 
-// pick chooses the next compaction, nil if none is due.
-func (c *catalogue) pick(now time.Time) *compaction {
-	levels := c.levels()
-	if len(levels) == 0 {
-		return nil
-	}
-	policy := &c.store.opts.compaction
-	// The log comes second: what is due in a level was made by fanout compactions of the
-	// level below, so it cannot hold the log up for good, but under a load that keeps
-	// compaction busy the log would keep the levels from ever being merged.
-	for level, objects := range levels[1:] {
-		if p := policy.pickLevel(uint64(level+1), objects); p != nil {
-			return p
+// due yields the compactions that are due, the one to make first.
+func (c *catalogue) due(now time.Time) iter.Seq[*compaction] {
+	return func(yield func(*compaction) bool) {
+		levels := c.levels()
+		if len(levels) == 0 {
+			return
+		}
+		policy := &c.store.opts.compaction
+		offer := func(p *compaction) (more bool) { return p == nil || yield(p) }
+		// The log comes second: what is due in a level was made by fanout compactions of the
+		// level below, so it holds the log up for a while only, but under a load that keeps
+		// compaction busy the log would keep the levels from ever being merged.
+		for level, objects := range levels[1:] {
+			if !offer(policy.pickLevel(uint64(level+1), objects)) {
+				return
+			}
+		}
+		if offer(policy.pickLog(levels[0], now)) {
+			offer(policy.pickRewrite(slices.Concat(levels...), now))
 		}
 	}
-	if p := policy.pickLog(levels[0], now); p != nil {
-		return p
-	}
-	return policy.pickRewrite(slices.Concat(levels...), now)
 }
 
 // levels copies the live objects, by level; nil if they are not known yet.

@@ -25,8 +25,8 @@ import (
 // A checkpoint is a base, the rows of the database as tables, and bundles of the state
 // sections of the commits since. Most checkpoints add one bundle to the one before, so
 // their cost is what has changed. When the bundles have become 1/baseShare of the base, a
-// new base is written; so a start reads little more than the live metadata, and all bases
-// together cost at most baseShare times the changes that led to them. To a start a byte of
+// new base is written; so a start reads little more than the live metadata, and the bases
+// cost a few times the changes that led to them (at most baseShare+1). To a start a byte of
 // a bundle is far dearer than one of a table: its rows are replayed one by one, tables are
 // taken as they are. Bundles of one size are merged, so that there are few. A new base is
 // also written after Options.CheckpointBaseCommits, because of the next rule.

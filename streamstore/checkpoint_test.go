@@ -768,6 +768,34 @@ func TestBundlesAreMerged(t *testing.T) {
 	})
 }
 
+// Of a large base the bundles may become a quarter, because to a start they are dearer.
+func TestNewBaseOfALargeOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rows = 64 // MiB
+		bucket := objstore.NewMemory()
+		p := coldStart(t, bucket)
+		rng, value := rand.NewChaCha8([32]byte{}), make([]byte, 1<<20)
+		change := func(i int) {
+			_, _ = rng.Read(value)
+			set(t, p.Store, fmt.Sprint("k", i), string(value))
+		}
+		for i := range rows {
+			change(i)
+		}
+		mustCheckpoint(t, p.Store)
+		first := mustManifest(t, bucket, newestOf(checkpoints(t, bucket))).base
+		changes := 0
+		for mustManifest(t, bucket, newestOf(checkpoints(t, bucket))).base == first && changes < rows {
+			change(0)
+			mustCheckpoint(t, p.Store)
+			changes++
+		}
+		if changes != 16 {
+			t.Errorf("a new base came after changes of %d MiB, want 16", changes)
+		}
+	})
+}
+
 // When the bundles have outgrown the base, a new base is made, so that a cold start
 // reads what is live and not what has changed.
 func TestNewBase(t *testing.T) {

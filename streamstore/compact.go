@@ -37,7 +37,7 @@ type compactor struct {
 	store *Store
 	count uint64 // of this epoch's newest segment
 	pace  pacer
-	low   bool // the last compaction had to wait for disk space
+	low   bool // a compaction has to wait for disk space
 	// undeletable is when deletions that failed are tried again.
 	undeletable time.Time
 }
@@ -70,8 +70,8 @@ func (k *compactor) run(ctx context.Context) {
 // something, so that there may be another one.
 func (k *compactor) step(ctx context.Context) bool {
 	s := k.store
-	plan := s.catalogue.pick(s.opts.Now())
-	if plan == nil || k.diskLow(plan) {
+	plan := k.next()
+	if plan == nil {
 		return false
 	}
 	moved, err := k.compact(ctx, plan)
@@ -82,24 +82,40 @@ func (k *compactor) step(ctx context.Context) bool {
 	return err == nil && moved > 0
 }
 
-// diskLow reports whether the disk has no room for what a compaction of a remote bucket
-// fetches.
-func (k *compactor) diskLow(plan *compaction) bool {
+// next returns the first due compaction for which there is room on the disk, nil if there
+// is none.
+func (k *compactor) next() (next *compaction) {
+	s := k.store
+	var lacking int64 // what one that comes before it needs
+	for plan := range s.catalogue.due(s.opts.Now()) {
+		need, ok := k.diskHasRoom(plan)
+		if ok {
+			next = plan
+			break
+		}
+		lacking = need
+	}
+	if lacking > 0 && !k.low {
+		s.log.Warn("the disk has no room for a compaction, it has to wait", zap.String("data_dir", s.opts.Dir), zap.Int64("needed_bytes", lacking))
+	}
+	k.low = lacking > 0
+	return next
+}
+
+// diskHasRoom reports whether the disk has room for what a compaction of a remote bucket
+// fetches, and how many bytes must be free for that.
+func (k *compactor) diskHasRoom(plan *compaction) (need int64, ok bool) {
 	s := k.store
 	if s.opts.Bucket.Local() || s.opts.MinFreeBytes < 0 {
-		return false
+		return 0, true
 	}
-	need := plan.bytes
+	need = plan.bytes
 	if plan.level > 1 {
 		need = min(need, 2*int64(len(plan.runs))*s.opts.compaction.output)
 	}
+	need += 2 * s.opts.MinFreeBytes
 	usage, err := s.opts.FS.GetDiskUsage(s.opts.Dir)
-	low := err == nil && usage.AvailBytes < uint64(need+2*s.opts.MinFreeBytes)
-	if low && !k.low {
-		s.log.Warn("the disk has no room for a compaction, it has to wait", zap.String("data_dir", s.opts.Dir), zap.Uint64("free_bytes", usage.AvailBytes), zap.Int64("needed_bytes", need+2*s.opts.MinFreeBytes))
-	}
-	k.low = low
-	return low
+	return need, err != nil || usage.AvailBytes >= uint64(need)
 }
 
 // compact carries a plan out and returns how many bytes it has moved.
@@ -262,7 +278,7 @@ type segmentWriter struct {
 	oldest int64 // of the newest added extent: since when its oldest part ages
 
 	underWay chan error // receives when the segment before is in the index; nil: there is none
-	spare    []byte     // its object, to be used again
+	spare    []byte     // memory of the object before, to be used again once it has arrived
 
 	// Of what is in the index, or on its way.
 	run      uint64 // number of the first segment
@@ -282,7 +298,8 @@ func (w *segmentWriter) begin() (err error) {
 	}
 	w.change = change
 	if w.object == nil {
-		w.object = make([]byte, segmentHeaderSize, segmentHeaderSize+s.opts.compaction.output)
+		// With room for the directory of small extents, so that sealing need not copy it.
+		w.object = make([]byte, segmentHeaderSize, segmentHeaderSize+s.opts.compaction.output+s.opts.compaction.output/16)
 	}
 	w.live, err = s.db.NewIter(&pebble.IterOptions{LowerBound: []byte{prefixExtent}, UpperBound: []byte{prefixExtent + 1}})
 	return err
@@ -345,20 +362,16 @@ func (w *segmentWriter) add(x streamExtent, data []byte, limits mergeLimits) {
 // flush sends the segment that was gathered on its way, if there is one, when the one
 // before has arrived.
 func (w *segmentWriter) flush() error {
-	if err := w.arrived(); err != nil {
+	// The iterator first: it keeps obsolete tables on the disk, and the bucket may be slow.
+	if err := errors.Join(w.closeIterator(), w.arrived()); err != nil {
 		return err
 	}
 	if w.change == nil || len(w.change.added) == 0 {
 		return nil
 	}
-	if err := w.closeIterator(); err != nil {
-		return err
-	}
 	change, object, underWay := w.change, w.object, make(chan error, 1)
-	w.change, w.object, w.spare, w.underWay = nil, w.spare, object, underWay
-	if w.object != nil {
-		w.object = w.object[:segmentHeaderSize]
-	}
+	w.change, w.underWay = nil, underWay
+	w.object, w.spare = w.spare, nil
 	w.compactor.store.background(func() { underWay <- w.send(change, object) })
 	return nil
 }
@@ -382,10 +395,11 @@ func (w *segmentWriter) send(change *indexChange, object []byte) (err error) {
 			w.giveUp(change)
 		}
 	}()
-	h, err := w.upload(change, object)
+	h, object, err := w.upload(change, object)
 	if err != nil {
 		return err
 	}
+	w.spare = object[:segmentHeaderSize]
 	change.segment, change.row = objectID{objectSegment, h.number}, h.row()
 	for i := range change.added {
 		change.added[i].object = change.segment
@@ -407,8 +421,9 @@ func (w *segmentWriter) send(change *indexChange, object []byte) (err error) {
 	return nil
 }
 
-// upload creates the segment's object under a number of its own.
-func (w *segmentWriter) upload(change *indexChange, object []byte) (segmentHeader, error) {
+// upload creates the segment's object under a number of its own. It returns the object, which
+// sealing may have moved.
+func (w *segmentWriter) upload(change *indexChange, object []byte) (segmentHeader, []byte, error) {
 	s := w.compactor.store
 	h := segmentHeader{
 		shard:   s.opts.Shard,
@@ -427,7 +442,7 @@ func (w *segmentWriter) upload(change *indexChange, object []byte) (segmentHeade
 		object = s.codec.sealSegment(&h, object[:segmentHeaderSize+change.dataLength()], change.added)
 		won, err := w.create(&h, object)
 		if won || err != nil {
-			return h, err
+			return h, object, err
 		}
 		s.log.Warn("an object has the name of a segment that is yet to be written; it is left alone", zap.String("object", segmentName(h.shard, h.number)))
 	}
@@ -462,7 +477,7 @@ func (w *segmentWriter) closeIterator() error {
 
 // abandon gives up what is not submitted.
 func (w *segmentWriter) abandon() error {
-	err := errors.Join(w.arrived(), w.closeIterator())
+	err := errors.Join(w.closeIterator(), w.arrived())
 	if w.change != nil {
 		w.giveUp(w.change)
 		w.change = nil
@@ -514,11 +529,16 @@ func (h *runHeap) Pop() any {
 	return last
 }
 
+// maxMergeOpens bounds the objects that are opened at a time, and with that the requests to
+// the bucket.
+const maxMergeOpens = 8
+
 // start opens the first object of each run, several at a time.
 func (m *merge) start() error {
 	budget := m.store.opts.CompactionMemory / 4
 	memory := semaphore.NewWeighted(budget) // objects of a remote bucket are in memory until they are in a file
 	group, ctx := errgroup.WithContext(m.ctx)
+	group.SetLimit(maxMergeOpens)
 	for _, run := range m.plan.runs {
 		c := &runCursor{rest: run}
 		m.cursors = append(m.cursors, c)

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -31,6 +32,14 @@ func eager(o *Options) {
 		bytes:    1 << 20, objects: 1 << 10, extents: 1 << 20, ageObjects: 1,
 		fanout: 2, longRun: 2 << 10, output: 8 << 10,
 	}
+}
+
+// pick returns the compaction to make first, nil if none is due.
+func (c *catalogue) pick(now time.Time) *compaction {
+	for plan := range c.due(now) {
+		return plan
+	}
+	return nil
 }
 
 // compactAll compacts until nothing is due.
@@ -370,11 +379,7 @@ func TestCompactionRacesWithTwoSegments(t *testing.T) {
 					return err
 				})
 				<-held.reached
-				for tracked := 0; tracked < 2; {
-					if err := p.flusher.do(p.ctx, func() { tracked = len(p.flusher.tracked) }); err != nil {
-						t.Fatal(err)
-					}
-				}
+				waitTracked(t, p.Store, 2)
 				id, to := ids[stream], int64(5)
 				if all {
 					to = 6
@@ -407,6 +412,170 @@ func TestCompactionRacesWithTwoSegments(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What a commit drops that is on its way when a compaction begins does not come back:
+// the rows that the compaction reads still have it.
+func TestCompactionBeginsDuringATrim(t *testing.T) {
+	bucket := objstore.NewMemory()
+	p := startProcess(t, bucket, vfs.NewCrashableMem(), eager)
+	ids, want := fill(t, p.Store, 3, 6, 100)
+	<-p.catalogue.ready
+	trimming, uploading := newGate(t), newGate(t)
+	p.faults.SetHooks(func(op objstore.Op, name string) {
+		switch {
+		case op != objstore.OpCreate:
+		case strings.HasPrefix(name, segmentDir(0)):
+			uploading.hold()
+		case strings.HasPrefix(name, logDir(0)):
+			trimming.hold()
+		}
+	}, nil)
+	id := ids[1]
+	mustCommit(t, p.Store, func(txn *Txn) { txn.Trim(id, 6) })
+	want[id] = nil
+	flushed := async(func() error { return p.Flush(p.ctx) })
+	<-trimming.reached
+	compacted := async(func() error {
+		_, err := p.compactor.compact(p.ctx, p.catalogue.pick(p.opts.Now()))
+		return err
+	})
+	<-uploading.reached // its rows are read
+	trimming.open()
+	if err := <-flushed; err != nil {
+		t.Fatal(err)
+	}
+	uploading.open()
+	if err := <-compacted; err != nil {
+		t.Fatalf("compact: %v", err)
+	}
+	checkFill(t, p.Store, want)
+	if list := extentsOf(t, p.Store, id); len(list) > 0 {
+		t.Errorf("extents came back: %+v", list)
+	}
+	checkUse(t, p.Store)
+}
+
+// A compaction that is cut off with one segment on its way and the next one gathered
+// leaves nothing behind in the flusher, and the store goes on.
+func TestCompactionIsCutOff(t *testing.T) {
+	p := startProcess(t, objstore.NewMemory(), vfs.NewCrashableMem(), eager)
+	_, want := fill(t, p.Store, 3, 6, 1500)
+	<-p.catalogue.ready
+	ctx, cancel := context.WithCancel(p.ctx)
+	held := newGate(t)
+	p.faults.SetHooks(func(op objstore.Op, name string) {
+		if op == objstore.OpCreate && strings.HasPrefix(name, segmentDir(0)) {
+			held.hold()
+		}
+	}, nil)
+	p.faults.Fail(faulty.Rule{Op: objstore.OpCreate, Match: func(name string) bool { return strings.HasPrefix(name, segmentDir(0)) }, Kind: faulty.Before, Times: -1})
+	compacted := async(func() error {
+		_, err := p.compactor.compact(ctx, p.catalogue.pick(p.opts.Now()))
+		return err
+	})
+	<-held.reached
+	waitTracked(t, p.Store, 2)
+	cancel()
+	held.open()
+	if err := <-compacted; err == nil {
+		t.Error("a compaction that was cut off succeeded")
+	}
+	waitTracked(t, p.Store, 0)
+	p.faults.Heal()
+	checkUse(t, p.Store)
+	compactAll(t, p.Store)
+	checkFill(t, p.Store, want)
+	checkUse(t, p.Store)
+}
+
+// waitTracked waits until so many changes are being made.
+func waitTracked(t *testing.T, s *Store, want int) {
+	t.Helper()
+	for tracked, end := -1, time.Now().Add(time.Minute); tracked != want; {
+		if time.Now().After(end) {
+			t.Fatalf("%d changes are being made, want %d", tracked, want)
+		}
+		if err := s.flusher.do(s.ctx, func() { tracked = len(s.flusher.tracked) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// However many objects are merged, few are opened at a time.
+func TestCompactionOpensFewObjectsAtATime(t *testing.T) {
+	p := startProcess(t, farBucket{objstore.NewMemory()}, vfs.NewCrashableMem(), eager)
+	_, want := fill(t, p.Store, 1, 10*maxMergeOpens, 100)
+	<-p.catalogue.ready
+	var open, most atomic.Int32
+	full := make(chan struct{}) // as many as may are being read
+	reach := sync.OnceFunc(func() { close(full) })
+	p.faults.SetHooks(func(op objstore.Op, name string) {
+		if op == objstore.OpGet && strings.HasPrefix(name, logDir(0)) {
+			n := open.Add(1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			if n >= maxMergeOpens {
+				reach()
+			}
+			<-full
+		}
+	}, func(op objstore.Op, name string) {
+		if op == objstore.OpGet && strings.HasPrefix(name, logDir(0)) {
+			open.Add(-1)
+		}
+	})
+	compactAll(t, p.Store)
+	if n := most.Load(); n != maxMergeOpens {
+		t.Errorf("up to %d objects were read at a time, want %d", n, maxMergeOpens)
+	}
+	checkFill(t, p.Store, want)
+}
+
+// A compaction for which the disk has no room does not stop one that needs less.
+func TestCompactionThatFits(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	room := func(bytes uint64) {
+		fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 40})
+	}
+	const minFree = 1 << 20
+	room(1 << 30)
+	p := startProcess(t, farBucket{objstore.NewMemory()}, fs, func(o *Options) {
+		eager(o)
+		o.MinFreeBytes = minFree
+	})
+	<-p.catalogue.ready
+	want := make(map[StreamID][]string)
+	fillMore := func(streams, rounds, size int) {
+		_, more := fill(t, p.Store, streams, rounds, size)
+		for id, list := range more {
+			want[id] = append(want[id], list...)
+		}
+	}
+	for range 2 {
+		fillMore(8, 2, 1500)
+		if _, err := p.compactor.compact(p.ctx, p.catalogue.pick(p.opts.Now())); err != nil {
+			t.Fatalf("compact: %v", err)
+		}
+	}
+	fillMore(1, 1, 100)
+	if plan := p.compactor.next(); plan == nil || plan.level != 2 {
+		t.Fatalf("with room: %+v", plan)
+	}
+	room(2*minFree + 4<<10)
+	if plan := p.compactor.next(); plan == nil || plan.level != 1 {
+		t.Fatalf("with little room: %+v", plan)
+	}
+	if !p.compactor.low {
+		t.Error("it does not know that a compaction waits")
+	}
+	room(2 * minFree)
+	if plan := p.compactor.next(); plan != nil {
+		t.Fatalf("without room: %+v", plan)
+	}
+	room(1 << 30)
+	compactAll(t, p.Store)
+	checkFill(t, p.Store, want)
 }
 
 // A segment of which nothing is in use any more is deleted, as are its rows, and nothing

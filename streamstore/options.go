@@ -79,7 +79,8 @@ type Options struct {
 	CompactionBandwidth int64
 	// CompactionMemory bounds what compaction keeps in memory, in bytes: two thirds of it
 	// for the segment that it makes and the one on its way to the bucket, the rest for what
-	// it reads. Default 192 MiB, at least 1 MiB.
+	// it reads. An object of a remote bucket comes on top while it is fetched. Default
+	// 192 MiB, at least 1 MiB.
 	CompactionMemory int64
 	// DeleteGrace is how long an object of the bucket that is no longer needed is kept
 	// for readers that may still use it, and against writers that do not know yet that

@@ -266,11 +266,12 @@ func (l *byteLimit) Release(n int64) {
 // that cannot write its log can only stop. What makes room is refused later.
 //
 // It looks again after an interval, because others fill the disk too, and after so
-// many bytes appended that these, however fast they come, and what the database
-// makes of them (its log, the table, a merge of tables) fit into what is still free.
+// many bytes that what comes between two looks, however fast, is little beside what is to
+// stay free: admitted appends may still be on their way then, and the database needs room
+// to merge its tables.
 type diskGuard struct {
 	checked atomic.Int64 // bootTime of the last look
-	since   atomic.Int64 // bytes admitted since the last look
+	since   atomic.Int64 // bytes of appends since the last look, those refused included
 	low     atomic.Bool  // less than Options.MinFreeBytes are free
 	scarce  atomic.Bool  // less than 1/scarceShare of that
 }

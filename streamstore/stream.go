@@ -344,8 +344,8 @@ type Pin struct {
 }
 
 // Pin reads what Append needs to know of a stream and of a producer (negative: none), so
-// that it finds that in memory as long as the pin is held. It is a hint: if something
-// cannot be read, Append tells.
+// that it finds that in memory as long as the pin is held. (The producer may leave it if the
+// stream has very many.) It is a hint: if something cannot be read, Append tells.
 func (s *Store) Pin(id StreamID, producer int64) Pin {
 	st, err := s.acquire(id)
 	if err != nil {
