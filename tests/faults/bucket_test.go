@@ -179,14 +179,19 @@ type bucketReport struct {
 func (r *round) checkBucket() {
 	r.t.Helper()
 	var report bucketReport
-	for range 2 {
+	check := func() {
+		report = bucketReport{}
 		r.bucketTool(&report, "check")
 		if len(report.Problems) > 0 {
 			r.fault("brooklet bucket check finds %d problems, such as %s", len(report.Problems), report.Problems[0])
 		}
+	}
+	for range 2 { // the parts of an obsolete checkpoint go after it
+		check()
 		var removed json.RawMessage
 		r.bucketTool(&removed, "gc", "--min-age", "0s", "--yes")
 	}
+	check()
 	for _, g := range report.Garbage {
 		if g.Stays == "" {
 			r.fault("brooklet bucket gc has left %s", g.Object)
