@@ -105,6 +105,7 @@ func (n *node) start(ctx context.Context) error {
 		run  func(context.Context) error
 	}{
 		{"opening the admin endpoint", n.openAdmin},
+		{"trying the addresses", n.tryAddresses},
 		{"waiting for the bucket", n.openBucket},
 		{"replaying the commit log", n.openStore},
 		{"opening the Kafka listener", n.openListener},
@@ -148,6 +149,37 @@ func (n *node) openAdmin(context.Context) error {
 	}()
 	n.log.Info("admin endpoint", zap.String("listen", l.Addr().String()))
 	return nil
+}
+
+// tryAddresses proves that clients can be listened to before the bucket is claimed: a broker that could not serve them
+// would only stop the one that does. Nobody is let in until there is something to serve, so that clients try elsewhere
+// meanwhile.
+func (n *node) tryAddresses(context.Context) error {
+	l, err := listenOn("listen", n.settings.listen)
+	if err != nil {
+		return err
+	}
+	listeners := []net.Listener{l}
+	if n.settings.httpListen != httpOff {
+		l, err = n.listenHTTP()
+		if l != nil {
+			listeners = append(listeners, l)
+		}
+	}
+	for _, l := range listeners {
+		err = errors.Join(err, l.Close())
+	}
+	return err
+}
+
+// listenHTTP listens at the address of the stream API over HTTP. A default address that is taken must not keep a broker
+// from starting that nobody wants to use over HTTP: then there is no listener, and no error.
+func (n *node) listenHTTP() (net.Listener, error) {
+	l, err := listenOn("http-listen", n.settings.httpListen)
+	if errors.Is(err, syscall.EADDRINUSE) && n.settings.httpListen == defaultHTTPListen {
+		return nil, nil
+	}
+	return l, err
 }
 
 func (n *node) openBucket(ctx context.Context) error {
@@ -315,20 +347,19 @@ func (n *node) openKafka(context.Context) (err error) {
 // httpOff is the value of --http-listen for no stream API over HTTP.
 const httpOff = "off"
 
-// openHTTP serves the stream API over HTTP. A default address that is taken must not keep a broker from starting that
-// nobody wants to use over HTTP.
+// openHTTP serves the stream API over HTTP.
 func (n *node) openHTTP(context.Context) error {
 	s := n.settings
 	if s.httpListen == httpOff {
 		return nil
 	}
-	l, err := listenOn("http-listen", s.httpListen)
-	if errors.Is(err, syscall.EADDRINUSE) && s.httpListen == defaultHTTPListen {
-		n.log.Warn("no stream API over HTTP: another process has its default address; set --http-listen to a free address, or to off", zap.String("listen", s.httpListen))
-		return nil
-	}
+	l, err := n.listenHTTP()
 	if err != nil {
 		return err
+	}
+	if l == nil {
+		n.log.Warn("no stream API over HTTP: another process has its default address; set --http-listen to a free address, or to off", zap.String("listen", s.httpListen))
+		return nil
 	}
 	n.http, err = n.broker.NewHTTP(httpapi.Options{
 		MaxBodyBytes:   s.memory.http / httpShare,

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -26,6 +27,28 @@ func TestTwoOnOneDisk(t *testing.T) {
 	}
 	mustSay(t, err, "in use by another process", first.DataDir)
 	createTopic(t, first, "still-here", 1) // the first is unharmed
+}
+
+// A broker that cannot listen to clients takes nothing over from the one that serves them.
+func TestOccupiedAddressTakesNothingOver(t *testing.T) {
+	t.Parallel()
+	flags := []string{"--durability", "remote", "--flush-interval", "50ms"}
+	first := harness.Start(t, harness.Config{Flags: flags})
+	createTopic(t, first, "kept", 1)
+	for _, occupied := range [][]string{{"--listen", first.Addr}, {"--http-listen", first.HTTP}} {
+		second := harness.New(t, harness.Config{BucketDir: first.BucketDir, Flags: append(occupied, flags...)})
+		if err := second.TryStart(); err == nil {
+			t.Fatalf("a broker runs with %v, which is taken", occupied)
+		}
+		log := second.Log()
+		mustSay(t, errors.New(log[len(log)-1].Text), occupied[0], "another process listens there")
+		// Fenced, it could not acknowledge this.
+		c := harness.Dial(t, first.Addr)
+		resp := harness.Do[*kmsg.ProduceResponse](c, produceRequest(9, "kept", 0, oneRecord()))
+		if code := resp.Topics[0].Partitions[0].ErrorCode; code != 0 {
+			t.Errorf("after a broker with %v: %v", occupied, kerr.ErrorForCode(code))
+		}
+	}
 }
 
 // TestTakeover starts a second broker, with a disk of its own, on the bucket of the first.
