@@ -94,10 +94,35 @@ func runStreamSession(c *cli.Context, run func(*streamSession) error) error {
 	return err
 }
 
-// oneStream is a check that there is exactly one argument.
+// oneStream is a check that the only argument can be a stream.
 func oneStream(c *cli.Context) error {
 	if c.NArg() != 1 {
 		return wrongSettings(fmt.Errorf("name one stream, not %d; see %s --help", c.NArg(), c.Command.HelpName))
+	}
+	return checkStreams(c, c.Args().First())
+}
+
+// needStreams is a check that there is at least one argument, and that all can be streams.
+func needStreams(c *cli.Context) error {
+	if err := needArguments("one or more streams")(c); err != nil {
+		return err
+	}
+	return checkStreams(c, c.Args().Slice()...)
+}
+
+// forTopics are the commands that do to topics what commands do to streams.
+var forTopics = map[string]string{"create": "topics create", "describe": "topics describe", "rm": "topics delete", "trim": "topics trim"}
+
+// checkStreams refuses names that no stream has. To a broker a stream is a topic: it would delete a real topic as well.
+func checkStreams(c *cli.Context, names ...string) error {
+	for _, name := range names {
+		err := checkStream(name)
+		if other, ok := forTopics[c.Command.Name]; ok && errors.Is(err, errTopic) {
+			err = fmt.Errorf("%w; for topics there is brooklet %s", err, other)
+		}
+		if err != nil {
+			return wrongSettings(err)
+		}
 	}
 	return nil
 }

@@ -80,6 +80,8 @@ func checkAppend(c *cli.Context) error {
 		return wrongSettings(errors.New("--expect and --close are for one stream, not for --stream"))
 	case c.IsSet("expect") && c.Int64("expect") < 0:
 		return wrongSettings(fmt.Errorf("--expect is %d: write 0 or more", c.Int64("expect")))
+	case !template:
+		return checkStreams(c, c.Args().First())
 	}
 	return nil
 }
@@ -98,11 +100,6 @@ type appended struct {
 }
 
 func runAppend(s *streamSession) error {
-	if s.NArg() > 0 {
-		if err := checkStream(s.Args().First()); err != nil {
-			return wrongSettings(err)
-		}
-	}
 	if s.NArg() > 1 || s.String("format") == formatRaw || s.IsSet("expect") || s.Bool("close") {
 		return s.appendOnce()
 	}

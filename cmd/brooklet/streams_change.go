@@ -102,9 +102,6 @@ func stateOf(i *client.Info) string {
 	return "open"
 }
 
-// needStreams is a check that there is at least one argument.
-func needStreams(c *cli.Context) error { return needArguments("one or more streams")(c) }
-
 func describeStreamsCommand() *cli.Command {
 	return streamCommand(cli.Command{
 		Name:        "describe",
@@ -230,12 +227,16 @@ func (s *streamSession) printChanged(what string, changes []changedStream) error
 	return out.print(changes)
 }
 
-// trimStreamCommand is topics trim, which does the same for a stream.
+// trimStreamCommand is topics trim for streams only.
 func trimStreamCommand() *cli.Command {
 	c := trimTopicCommand()
 	c.Category = categoryStreams
-	c.Usage = "delete the oldest records of a stream or topic"
-	c.Description = strings.ReplaceAll(c.Description, "brooklet topics trim", "brooklet trim")
+	c.Usage = "delete the oldest records of a stream"
+	c.ArgsUsage = "STREAM"
+	c.Description = "Records before the given place are deleted for good. If --to-offset lies behind the end, nothing is deleted.\n\n" +
+		"Examples:\n   brooklet trim sessions/alice --to-offset 120\n   brooklet trim sessions/alice --to-time 7d --dry-run\n" +
+		"   brooklet trim sessions/alice --to-latest"
+	c.Before = oneStream
 	return c
 }
 
@@ -258,7 +259,8 @@ func removeStreamsCommand() *cli.Command {
 		Name:      "rm",
 		Usage:     "delete streams with all their records",
 		ArgsUsage: "STREAM... | -r PREFIX",
-		Description: "With -r all streams are deleted whose names begin with PREFIX, after a question; --yes answers it beforehand.\n\n" +
+		Description: "Topics are not deleted: for them there is brooklet topics delete.\n\n" +
+			"With -r all streams are deleted whose names begin with PREFIX, after a question; --yes answers it beforehand.\n\n" +
 			"Examples:\n   brooklet rm sessions/alice sessions/bob\n   brooklet rm -r sessions/ --dry-run\n   brooklet rm -r sessions/ --yes",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "prefix", Aliases: []string{"r"}, Usage: "delete all streams whose names begin with the argument"},
@@ -266,10 +268,13 @@ func removeStreamsCommand() *cli.Command {
 			&cli.BoolFlag{Name: "dry-run", Usage: "only tell what would be deleted"},
 		},
 	}, []string{outputText, outputJSON}, func(c *cli.Context) error {
-		if c.Bool("prefix") {
-			return oneStream(c)
+		switch {
+		case !c.Bool("prefix"):
+			return needStreams(c)
+		case c.NArg() != 1:
+			return wrongSettings(fmt.Errorf("name one prefix, not %d; see %s --help", c.NArg(), c.Command.HelpName))
 		}
-		return needStreams(c)
+		return nil
 	}, runRemoveStreams)
 }
 

@@ -47,9 +47,6 @@ func runRead(s *streamSession) error {
 		return err
 	}
 	stream := s.Args().First()
-	if err := checkStream(stream); err != nil {
-		return wrongSettings(err)
-	}
 	if _, err := s.client.Describe(s.ctx, stream); err != nil {
 		return err // a name that is mistyped is no empty stream
 	}
@@ -106,9 +103,6 @@ func runTail(s *streamSession) error {
 		return s.tailPrefix()
 	}
 	stream := s.Args().First()
-	if err := checkStream(stream); err != nil {
-		return wrongSettings(err)
-	}
 	info, err := s.client.Describe(s.ctx, stream)
 	if err != nil && !(errors.Is(err, client.ErrNoStream) && s.Bool("follow")) {
 		return err

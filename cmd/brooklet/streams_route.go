@@ -179,13 +179,16 @@ func (r *router) route(fields fieldSource, to []route) ([]route, error) {
 	return append(to, next), nil
 }
 
-// checkStream refuses names that a broker would refuse.
+// errTopic: a name is not a stream's, but a topic's.
+var errTopic = errors.New("is the name of a topic")
+
+// checkStream refuses names that a broker would refuse for a stream.
 func checkStream(name string) error {
 	err := streamstore.ValidateName(name)
 	switch {
 	case err != nil:
 	case !strings.Contains(name, "/"):
-		err = fmt.Errorf("%q is the name of a topic: a stream's has a slash, such as users/%s", name, name)
+		err = fmt.Errorf("%q %w: a stream's has a slash, such as users/%s", name, errTopic, name)
 	case strings.HasPrefix(name, "_") || strings.HasPrefix(name, "topics/"):
 		err = fmt.Errorf("%q cannot be a stream: names that begin with _ or topics/ are the broker's own", name)
 	}

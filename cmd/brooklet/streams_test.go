@@ -106,6 +106,37 @@ sessions/alice  0          3
 	c.wantRun("{\n  \"prefix\": \"\",\n  \"streams\": 0\n}\n", "", "rm", "-r", "", "-o", "json")
 }
 
+// Commands on streams leave topics alone, one that is named beside streams included.
+func TestStreamCommandsRefuseTopics(t *testing.T) {
+	c := startCluster(t)
+	c.want("topic \"orders\" created\n", "topics", "create", "orders")
+	c.produce("orders", 0, "a")
+	c.mustRun("", "append", "a/b", "x")
+	const topic = `"orders" is the name of a topic: a stream's has a slash, such as users/orders`
+	for _, test := range []struct {
+		want string
+		args []string
+	}{
+		{topic + "; for topics there is brooklet topics delete", []string{"rm", "orders"}},
+		{topic, []string{"rm", "a/b", "orders"}},
+		{topic, []string{"rm", "orders", "--dry-run"}},
+		{topic + "; for topics there is brooklet topics create", []string{"create", "orders"}},
+		{topic + "; for topics there is brooklet topics describe", []string{"describe", "a/b", "orders"}},
+		{topic + "; for topics there is brooklet topics trim", []string{"trim", "orders", "--to-latest"}},
+		{`"orders:0" is the name of a topic`, []string{"trim", "orders:0", "--to-latest"}},
+		{topic, []string{"close", "orders"}},
+		{topic, []string{"read", "orders"}},
+		{topic, []string{"tail", "orders"}},
+		{topic, []string{"append", "orders", "x"}},
+		{"names that begin with _ or topics/ are the broker's own", []string{"rm", "topics/orders/0"}},
+		{"name one prefix, not 2", []string{"rm", "-r", "a/", "b/"}},
+	} {
+		c.wantError(exitSettings, test.want, test.args...)
+	}
+	c.wantRun("x\n", "", "read", "a/b")
+	c.want("TOPIC   PARTITION  START\norders  0          1\n", "topics", "trim", "orders", "--to-latest")
+}
+
 func TestAppendRoutes(t *testing.T) {
 	c := startCluster(t)
 	c.wantRun("3 records appended to 2 streams\n", `{"user":{"id":7},"event":"in"}
