@@ -127,6 +127,14 @@ func checkStreams(c *cli.Context, names ...string) error {
 	return nil
 }
 
+// checkLimit refuses a --limit that is set to less than one.
+func checkLimit(c *cli.Context) error {
+	if limit := c.Int64("limit"); c.IsSet("limit") && limit < 1 {
+		return wrongSettings(fmt.Errorf("--limit is %d: write 1 or more", limit))
+	}
+	return nil
+}
+
 // isTerminal tells whether a file that a command reads or writes is a terminal.
 func isTerminal(file any) bool {
 	f, ok := file.(*os.File)

@@ -60,7 +60,7 @@ func listStreamsCommand() *cli.Command {
 		if c.NArg() > 1 {
 			return wrongSettings(fmt.Errorf("name one prefix, not %d", c.NArg()))
 		}
-		return nil
+		return checkLimit(c)
 	}, runListStreams)
 }
 

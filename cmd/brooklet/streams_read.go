@@ -38,7 +38,12 @@ func readCommand() *cli.Command {
 			fromFlag("start"),
 			&cli.Int64Flag{Name: "limit", Aliases: []string{"n"}, DefaultText: "all", Usage: "print `NUMBER` records at most"},
 		},
-	}, recordOutputs, oneStream, runRead)
+	}, recordOutputs, func(c *cli.Context) error {
+		if err := checkLimit(c); err != nil {
+			return err
+		}
+		return oneStream(c)
+	}, runRead)
 }
 
 func runRead(s *streamSession) error {
@@ -92,10 +97,11 @@ func checkTail(c *cli.Context) error {
 		return wrongSettings(errors.New("--lines and --from exclude each other"))
 	case c.Int64("lines") < 0:
 		return wrongSettings(fmt.Errorf("--lines is %d: write 0 or more", c.Int64("lines")))
-	case !prefix:
-		return oneStream(c)
 	}
-	return nil
+	if err := checkLimit(c); err != nil || prefix {
+		return err
+	}
+	return oneStream(c)
 }
 
 func runTail(s *streamSession) error {

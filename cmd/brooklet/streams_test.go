@@ -202,6 +202,11 @@ func TestAppendRoutes(t *testing.T) {
 		{"--expect and --close are for one stream", []string{"append", "--stream", "a/{1}", "--close"}},
 		{"name one stream, not 0", []string{"read"}},
 		{"--from is \"soon\"", []string{"read", "a/b", "--from", "soon"}},
+		{"--limit is -3: write 1 or more", []string{"read", "a/b", "-n", "-3"}},
+		{"--limit is 0: write 1 or more", []string{"tail", "a/b", "--limit", "0"}},
+		{"--limit is -3: write 1 or more", []string{"tail", "-f", "--prefix", "a/", "--limit", "-3"}},
+		{"--limit is 0: write 1 or more", []string{"ls", "--limit", "0"}},
+		{"--limit is -3: write 1 or more", []string{"ls", "a/", "--limit", "-3"}},
 		{"--prefix needs -f", []string{"tail", "--prefix", "a/"}},
 		{"--output is \"xml\": write text or json or raw", []string{"tail", "a/b", "-o", "xml"}},
 	} {

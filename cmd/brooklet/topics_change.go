@@ -50,7 +50,7 @@ func createTopicsCommand() *cli.Command {
 			"   brooklet topics create audit --config retention.ms=604800000 --config max.message.bytes=2097152\n" +
 			"   brooklet topics create sessions/alice --config retention.bytes=1048576",
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "partitions", Aliases: []string{"p"}, Value: -1, DefaultText: "the broker's --default-partitions", Usage: "partitions of each topic, `NUMBER`"},
+			&cli.IntFlag{Name: "partitions", Aliases: []string{"p"}, Value: -1, DefaultText: "the broker's --default-partitions", Usage: "partitions of each topic, `NUMBER`, or -1 for the default"},
 			&cli.StringSliceFlag{Name: "config", Aliases: []string{"c"}, Usage: "set a config on each topic, `NAME=VALUE`; may be given many times"},
 			dryRunFlag(),
 		},

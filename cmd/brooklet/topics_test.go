@@ -24,7 +24,7 @@ func TestTopicsCommands(t *testing.T) {
     "partitions": 1
   }
 ]
-`, "topics", "create", "sessions/alice", "audit", "-o", "json")
+`, "topics", "create", "sessions/alice", "audit", "-p", "-1", "-o", "json")
 	if out := c.wantError(exitFailure, `topic "audit": topic "audit" already exists (TOPIC_ALREADY_EXISTS)`, "topics", "create", "audit", "bills"); out != "topic \"bills\" created\n" {
 		t.Errorf("the other topic: %s", out)
 	}
