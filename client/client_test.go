@@ -93,6 +93,18 @@ func TestAppendRead(t *testing.T) {
 	}
 }
 
+// The error names offsets that can be read, as far as there are some.
+func TestOutOfRangeError(t *testing.T) {
+	for want, err := range map[string]client.OutOfRangeError{
+		`stream "s/a" has no offset 0: it holds 2 to 5`:                       {Stream: "s/a", Offset: 0, Start: 2, Next: 6},
+		`stream "s/a" has no offset 7: it holds 5 to 5`:                       {Stream: "s/a", Offset: 7, Start: 5, Next: 6},
+		`stream "s/a" has no offset 1: it is empty, and its next offset is 0`: {Stream: "s/a", Offset: 1},
+		`stream "s/a" has no offset 0: it is empty, and its next offset is 6`: {Stream: "s/a", Offset: 0, Start: 6, Next: 6},
+	} {
+		wantEqual(t, "error", err.Error(), want)
+	}
+}
+
 func TestAppendErrors(t *testing.T) {
 	b := startBroker(t, nil)
 	c := newClient(t, b)

@@ -62,7 +62,10 @@ type OutOfRangeError struct {
 }
 
 func (e *OutOfRangeError) Error() string {
-	return fmt.Sprintf("stream %q has no offset %d: it holds %d to %d", e.Stream, e.Offset, e.Start, e.Next)
+	if e.Start == e.Next {
+		return fmt.Sprintf("stream %q has no offset %d: it is empty, and its next offset is %d", e.Stream, e.Offset, e.Next)
+	}
+	return fmt.Sprintf("stream %q has no offset %d: it holds %d to %d", e.Stream, e.Offset, e.Start, e.Next-1)
 }
 
 // streamError tells an error that a broker has answered with about one stream. message may be nil.
