@@ -167,6 +167,11 @@ func (s *streamSession) newRouter() (*router, error) {
 		if r.stream, err = parseTemplate(text); err != nil {
 			return nil, fmt.Errorf("--stream %w", err)
 		}
+		if len(r.stream.fields) == 0 {
+			if err := checkStream(r.stream.literals[0]); err != nil {
+				return nil, fmt.Errorf("--stream: %w", err)
+			}
+		}
 	}
 	if s.IsSet("match") {
 		var err error

@@ -192,6 +192,8 @@ func TestAppendRoutes(t *testing.T) {
 		{"name the stream, or how to find it", []string{"append", "a/b", "--stream", "a/{1}"}},
 		{"--format is \"xml\"", []string{"append", "a/b", "--format", "xml"}},
 		{"is the name of a topic", []string{"append", "orders"}},
+		{`--stream: "users" is the name of a topic`, []string{"append", "--stream", "users", "--format", "json"}},
+		{"--stream: invalid stream name", []string{"append", "--stream", "users//"}},
 		{"fields of plain lines are numbered", []string{"append", "--stream", "a/{user}"}},
 		{"is no group of the expression", []string{"append", "--stream", "a/{user}", "--match", "(.)"}},
 		{"has a { that names no field", []string{"append", "--stream", "a/{user"}},
