@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 
@@ -159,7 +160,7 @@ func createStreamsCommand() *cli.Command {
 			"Examples:\n   brooklet create sessions/alice --ttl 720h\n   brooklet create events/web --retention 168h --content-type application/json",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "retention", DefaultText: "for ever", Usage: "drop records that are older than this `TIME`, such as 36h or 7d"},
-			&cli.Int64Flag{Name: "retention-bytes", Value: -1, DefaultText: "no limit", Usage: "drop the oldest records beyond so many `BYTES`"},
+			&cli.StringFlag{Name: "retention-bytes", DefaultText: "no limit", Usage: "drop the oldest records beyond this many `BYTES`, such as 64MiB, 1GB or 1048588"},
 			&cli.StringFlag{Name: "ttl", DefaultText: "for ever", Usage: "delete the stream when nothing was written to it for this `TIME`"},
 			&cli.StringFlag{Name: "content-type", Usage: "media `TYPE` of the records' values"},
 		},
@@ -187,8 +188,16 @@ func (s *streamSession) settings() (settings []client.Setting, err error) {
 	}
 	duration("retention", client.Retention)
 	duration("ttl", client.TTL)
-	if s.IsSet("retention-bytes") {
-		settings = append(settings, client.RetentionBytes(s.Int64("retention-bytes")))
+	if s.IsSet("retention-bytes") && err == nil {
+		text := s.String("retention-bytes")
+		n, e := parseBytes(text, 0, math.MaxInt64)
+		if text == "-1" { // as in the config
+			n, e = -1, nil
+		}
+		if e != nil {
+			err = fmt.Errorf("--retention-bytes is %q: %w", text, e)
+		}
+		settings = append(settings, client.RetentionBytes(n))
 	}
 	if s.IsSet("content-type") {
 		settings = append(settings, client.ContentType(s.String("content-type")))

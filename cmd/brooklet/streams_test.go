@@ -73,6 +73,16 @@ func TestStreamCommands(t *testing.T) {
 	c.wantRun("stream \"jobs/1\" created\nstream \"jobs/2\" created\n", "", "create", "jobs/1", "jobs/2", "--ttl", "1d", "--content-type", "text/plain", "--retention", "36h", "--retention-bytes", "1000")
 	c.wantError(exitFailure, `stream "jobs/1": stream exists already`, "create", "jobs/1")
 	c.wantError(exitSettings, `--ttl is "0s": write a time of 1ms or more`, "create", "jobs/3", "--ttl", "0s")
+	for _, size := range []string{"many", "-2", ""} {
+		c.wantError(exitSettings, fmt.Sprintf("--retention-bytes is %q: write a size such as 64MiB, 1GB or 1048588", size), "create", "jobs/3", "--retention-bytes", size)
+	}
+	for size, want := range map[string]string{"10MB": "10000000", "64KiB": "65536", "-1": "-1"} {
+		c.mustRun("", "create", "sizes/"+size, "--retention-bytes", size)
+		if got := c.mustRun("", "describe", "sizes/"+size, "-o", "json"); !strings.Contains(got, `"retention_bytes": `+want) {
+			t.Errorf("--retention-bytes %s: %s", size, got)
+		}
+	}
+	c.wantRun("3 streams under \"sizes/\" deleted\n", "", "rm", "-r", "sizes/", "--yes")
 	c.wantRun("stream \"jobs/1\" closed\n", "", "close", "jobs/1")
 	c.wantRun(`
 stream           jobs/1
