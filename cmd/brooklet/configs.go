@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -242,11 +243,12 @@ func setConfigs(s *session) error {
 
 func unsetConfigsCommand() *cli.Command {
 	return clientCommand(cli.Command{
-		Name:        "unset",
-		Usage:       "put configs of a topic or named stream back to their defaults",
-		ArgsUsage:   "topic NAME CONFIG...",
-		Description: "Example:\n   brooklet configs unset topic orders retention.ms retention.bytes",
-		Flags:       []cli.Flag{dryRunFlag()},
+		Name:      "unset",
+		Usage:     "put configs of a topic or named stream back to their defaults",
+		ArgsUsage: "topic NAME CONFIG...",
+		Description: "One that is at its default already may be named. If one does not exist, none is put back.\n\n" +
+			"Example:\n   brooklet configs unset topic orders retention.ms retention.bytes",
+		Flags: []cli.Flag{dryRunFlag()},
 	}, checkResource(true), unsetConfigs)
 }
 
@@ -258,7 +260,25 @@ func unsetConfigs(s *session) error {
 		}
 		edits = append(edits, kadm.AlterConfig{Op: kadm.DeleteConfig, Name: name})
 	}
+	if err := s.checkConfigs(s.Args().First(), s.Args().Get(1), edits); err != nil {
+		return err
+	}
 	return s.alterConfigs(edits)
+}
+
+// checkConfigs makes sure that there are the configs to unset: brokers take any name for that.
+func (s *session) checkConfigs(kind, name string, edits []kadm.AlterConfig) error {
+	described, err := s.describeConfigs(kind, name)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range edits {
+		if !slices.ContainsFunc(described[0].Configs, func(c configDescription) bool { return c.Name == e.Name }) {
+			errs = append(errs, fmt.Errorf("%s has no config %q", resourceNamed(kind, name), e.Name))
+		}
+	}
+	return joinErrors(errs...)
 }
 
 // alteredResource is what a command has changed, in JSON output.

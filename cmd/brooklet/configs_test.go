@@ -33,7 +33,13 @@ func TestConfigsCommands(t *testing.T) {
 		t.Errorf("the list holds named streams or defaults:\n%s", list)
 	}
 
-	c.want("topic \"orders\" changed\n", "configs", "unset", "topic", "orders", "max.message.bytes")
+	for _, flag := range []string{"--dry-run=false", "--dry-run"} {
+		c.wantError(exitFailure, "2 errors:\n  topic \"orders\" has no config \"nosuch\"\n  topic \"orders\" has no config \"stream.closed\"",
+			"configs", "unset", "topic", "orders", "retention.ms", "nosuch", "stream.closed", flag)
+	}
+	c.wantError(exitFailure, `broker 3 has no config "nosuch"`, "configs", "unset", "broker", "3", "nosuch")
+	c.wantError(exitFailure, `topic "nothing" does not exist`, "configs", "unset", "topic", "nothing", "retention.ms")
+	c.want("topic \"orders\" changed\n", "configs", "unset", "topic", "orders", "max.message.bytes", "segment.ms")
 	described, err := c.run("configs", "describe", "topic", "orders")
 	if err != nil {
 		t.Fatal(err)
