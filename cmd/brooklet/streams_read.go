@@ -140,10 +140,27 @@ func (s *streamSession) tailPrefix() error {
 	} else if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
+	if err == nil {
+		err = tryCursor(file)
+	}
 	if err != nil {
 		return fmt.Errorf("cursor %s: %w", file, err)
 	}
 	return s.printRecords(s.client.FollowPrefix(s.ctx, s.String("prefix"), cursor), s.Int64("limit"), func() error { return saveCursor(file, cursor) })
+}
+
+// tryCursor makes sure that saveCursor can make its file, before records are printed that it would not know of.
+func tryCursor(file string) error {
+	f, err := createBeside(file)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// createBeside makes the file that is to replace another.
+func createBeside(file string) (*os.File, error) {
+	return os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
 }
 
 // saveCursor replaces the file whole.
@@ -152,7 +169,7 @@ func saveCursor(file string, cursor *client.Cursor) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
+	f, err := createBeside(file)
 	if err != nil {
 		return err
 	}

@@ -238,6 +238,9 @@ func TestTailPrefixCursor(t *testing.T) {
 		out := c.mustRun("", "tail", "-f", "--prefix", "t/", "--from", "start", "--cursor", file, "--limit", "3")
 		printed = append(printed, strings.Fields(out)...)
 	}
+	if files, err := os.ReadDir(filepath.Dir(file)); err != nil || len(files) != 1 {
+		t.Errorf("beside the cursor: %v, %v", files, err)
+	}
 	slices.Sort(printed)
 	var want []string
 	for s := range 3 {
@@ -252,6 +255,12 @@ func TestTailPrefixCursor(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.wantError(exitFailure, "not a cursor", "tail", "-f", "--prefix", "t/", "--cursor", file)
+
+	// One that cannot be saved is found before anything is printed.
+	file = filepath.Join(t.TempDir(), "none", "cursor")
+	if out := c.wantError(exitFailure, "cursor "+file+": ", "tail", "-f", "--prefix", "t/", "--from", "start", "--cursor", file); out != "" {
+		t.Errorf("without a place for the cursor: %q is printed", out)
+	}
 }
 
 // Records that other clients wrote are printed whatever they hold.
