@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/brookletmq/brooklet/broker"
@@ -289,6 +290,40 @@ func TestAppendAsync(t *testing.T) {
 	}
 	wantEqual(t, "streams", n, streams)
 	wantEqual(t, "records", readAll(t, c, "n/77", client.Start()), []string{"0", "1", "2"})
+}
+
+// To a broker a stream is a topic, and what is done to a stream it does to a topic as well. The client does not.
+func TestTopicsAreLeftAlone(t *testing.T) {
+	c := newClient(t, startBroker(t, nil))
+	ctx := testContext(t)
+	admin := kadm.NewClient(c.Kafka())
+	if _, err := admin.CreateTopic(ctx, 1, -1, nil, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Kafka().ProduceSync(ctx, &kgo.Record{Topic: "orders", Value: []byte("v")}).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, client.ErrInvalidName) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	check("create", c.Create(ctx, "payments"))
+	check("configure", c.Configure(ctx, "orders", client.RetentionBytes(1)))
+	_, err := c.Trim(ctx, "orders", 1)
+	check("trim", err)
+	_, err = c.CloseStream(ctx, "orders")
+	check("close", err)
+	_, err = c.Delete(ctx, "s/1", "orders")
+	check("delete", err)
+	topics, err := admin.ListTopics(ctx)
+	if err != nil || !slices.Equal(topics.Names(), []string{"orders"}) {
+		t.Errorf("topics: %v, %v", topics.Names(), err)
+	}
+	if start, err := admin.ListStartOffsets(ctx, "orders"); err != nil || start["orders"][0].Offset != 0 {
+		t.Errorf("start offset: %v, %v", start, err)
+	}
 }
 
 func TestStreams(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -81,6 +82,9 @@ func isKafka(err error) bool {
 // Create makes an empty stream with settings. It is needed for streams with settings only: others are made by writing to
 // them. The error is ErrExists, ErrInvalidName, that of a setting, or that of the connection.
 func (c *Client) Create(ctx context.Context, stream string, settings ...Setting) error {
+	if err := checkStream(stream); err != nil {
+		return err
+	}
 	if err := c.check(ctx); err != nil {
 		return err
 	}
@@ -101,9 +105,12 @@ func (c *Client) Create(ctx context.Context, stream string, settings ...Setting)
 	return streamError(stream, resp.Topics[0].ErrorCode, resp.Topics[0].ErrorMessage)
 }
 
-// Configure changes the settings that are given and leaves the others. The error is ErrNoStream, that of a setting, or that
-// of the connection.
+// Configure changes the settings that are given and leaves the others. The error is ErrNoStream, ErrInvalidName, that of a
+// setting, or that of the connection.
 func (c *Client) Configure(ctx context.Context, stream string, settings ...Setting) error {
+	if err := checkStream(stream); err != nil {
+		return err
+	}
 	if err := c.check(ctx); err != nil {
 		return err
 	}
@@ -139,6 +146,9 @@ func (c *Client) CloseStream(ctx context.Context, stream string) (next int64, er
 // that changes nothing. The error is ErrNoStream, *OutOfRangeError if the stream ends before the offset, or that of the
 // connection.
 func (c *Client) Trim(ctx context.Context, stream string, before int64) (start int64, err error) {
+	if err := checkStream(stream); err != nil {
+		return 0, err
+	}
 	if before < 0 {
 		return 0, fmt.Errorf("stream %q cannot be trimmed to the negative offset %d", stream, before)
 	}
@@ -178,8 +188,8 @@ func (c *Client) outOfRange(ctx context.Context, stream string, offset int64) er
 }
 
 // Delete deletes streams with all their records, all of those that can be in one step. A name can be used again at once,
-// for a new stream. The result holds an error or nil for each stream, ErrNoStream among them; the error of all is that of
-// the connection.
+// for a new stream. The result holds an error or nil for each stream, ErrNoStream among them; the error of all is
+// ErrInvalidName, with which nothing is deleted, or that of the connection.
 func (c *Client) Delete(ctx context.Context, streams ...string) ([]error, error) {
 	errs := make([]error, len(streams))
 	if len(streams) == 0 {
@@ -192,6 +202,9 @@ func (c *Client) Delete(ctx context.Context, streams ...string) ([]error, error)
 	req := kmsg.NewPtrDeleteTopicsRequest()
 	req.TimeoutMillis = int32(adminTimeout.Milliseconds())
 	for i := range streams {
+		if err := checkStream(streams[i]); err != nil {
+			return nil, err
+		}
 		if _, twice := at[streams[i]]; twice {
 			return nil, fmt.Errorf("stream %q is to be deleted twice", streams[i])
 		}
@@ -234,13 +247,26 @@ func (c *Client) Describe(ctx context.Context, stream string) (Info, error) {
 	return newInfo(stream, &resp.Topics[0])
 }
 
+// checkStream refuses the names of topics: to a broker a stream is a topic, and it would change or delete a real one as
+// well.
+func checkStream(name string) error {
+	if !strings.Contains(name, "/") {
+		return noStream(name)
+	}
+	return nil
+}
+
+func noStream(name string) error {
+	return fmt.Errorf("%w %q: a topic is no stream, its name has a slash", ErrInvalidName, name)
+}
+
 func newInfo(stream string, t *kmsg.DescribeTopicPartitionsResponseTopic) (Info, error) {
 	if t.ErrorCode != 0 {
 		return Info{}, streamError(stream, t.ErrorCode, nil)
 	}
 	value, ok := ext.Tag(&t.UnknownTags, ext.TagDetails)
 	if !ok {
-		return Info{}, fmt.Errorf("%w %q: a topic is no stream", ErrInvalidName, stream)
+		return Info{}, noStream(stream)
 	}
 	d, err := ext.DecodeDetails(value)
 	if err != nil {
