@@ -51,7 +51,7 @@ type fsBucket struct {
 
 // openFilesystem returns the bucket in the folder root, made if missing.
 func openFilesystem(root string, log *zap.Logger) (*fsBucket, error) {
-	f := &fsBucket{root: filepath.Clean(root), write: writeAll, fsync: (*os.File).Sync}
+	f := newFilesystem(root)
 	if err := f.ensureDir(filepath.Join(f.root, tempDir)); err != nil {
 		return nil, fmt.Errorf("open bucket folder (set --bucket to one that can be written): %w", err)
 	}
@@ -59,6 +59,25 @@ func openFilesystem(root string, log *zap.Logger) (*fsBucket, error) {
 		return nil, fmt.Errorf("clean bucket folder: %w", err)
 	}
 	return f, nil
+}
+
+// openExistingFilesystem returns the bucket in the folder root, which must be there. It
+// changes nothing.
+func openExistingFilesystem(root string) (*fsBucket, error) {
+	info, err := os.Stat(root)
+	switch {
+	case isAbsent(err):
+		return nil, fmt.Errorf("there is no folder %s", root)
+	case err != nil:
+		return nil, err
+	case !info.IsDir():
+		return nil, fmt.Errorf("%s is not a folder", root)
+	}
+	return newFilesystem(root), nil
+}
+
+func newFilesystem(root string) *fsBucket {
+	return &fsBucket{root: filepath.Clean(root), write: writeAll, fsync: (*os.File).Sync}
 }
 
 // writeChunk is how much of an object is written before the system is asked to

@@ -259,3 +259,29 @@ func TestFilesystemUnusableRoot(t *testing.T) {
 		t.Errorf("open below a file: %v", err)
 	}
 }
+
+// Who only looks at a folder neither makes it nor anything in it.
+func TestFilesystemExisting(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"nosuch": "there is no folder", "file": "is not a folder", "file/below": "there is no folder"} {
+		url := "file://" + filepath.Join(root, name)
+		if _, err := Open(t.Context(), Options{URL: url, SkipProbe: true, Existing: true}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("open %s: %v, want %q", name, err, want)
+		}
+	}
+	b, err := Open(t.Context(), Options{URL: "file://" + root, SkipProbe: true, Existing: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if entries, err := os.ReadDir(root); err != nil || len(entries) != 1 {
+		t.Errorf("in the folder: %v, %v", entries, err)
+	}
+	if err := b.Create(t.Context(), "x", nil); err != nil {
+		t.Errorf("create: %v", err)
+	}
+}

@@ -17,7 +17,6 @@ import (
 	"github.com/thanos-io/objstore/providers/filesystem"
 	"github.com/thanos-io/objstore/providers/gcs"
 	"github.com/thanos-io/objstore/providers/s3"
-	"go.uber.org/zap"
 	"gopkg.in/yaml.v2"
 )
 
@@ -290,7 +289,7 @@ func require[C any](c *C, text []byte, key string, field *string) (any, error) {
 }
 
 // open makes the provider. It makes no request.
-func (s source) open(ctx context.Context, log *zap.Logger) (b Bucket, err error) {
+func (s source) open(ctx context.Context, opts Options) (b Bucket, err error) {
 	switch c := s.config.(type) {
 	case memoryConfig:
 		b = NewMemory()
@@ -300,11 +299,7 @@ func (s source) open(ctx context.Context, log *zap.Logger) (b Bucket, err error)
 			return nil, err
 		}
 		// The prefix is part of the folder, so that unfinished uploads are in it too.
-		f, err := openFilesystem(filepath.Join(dir, filepath.FromSlash(s.prefix)), log)
-		if err != nil {
-			return nil, err
-		}
-		return f, nil
+		return openFolder(filepath.Join(dir, filepath.FromSlash(s.prefix)), opts)
 	case s3.Config:
 		b, err = openS3(c)
 	case gcs.Config:
@@ -316,4 +311,16 @@ func (s source) open(ctx context.Context, log *zap.Logger) (b Bucket, err error)
 		return nil, err
 	}
 	return withPrefix(b, s.prefix), nil
+}
+
+func openFolder(root string, opts Options) (Bucket, error) {
+	open := func() (*fsBucket, error) { return openFilesystem(root, opts.Logger) }
+	if opts.Existing {
+		open = func() (*fsBucket, error) { return openExistingFilesystem(root) }
+	}
+	f, err := open()
+	if err != nil {
+		return nil, err // not f, which would be a bucket that is nil
+	}
+	return f, nil
 }

@@ -23,7 +23,7 @@ func Open(ctx context.Context, opts Options) (Bucket, error) {
 	if err != nil {
 		return nil, err
 	}
-	provider, err := src.open(ctx, opts.Logger)
+	provider, err := src.open(ctx, opts)
 	if err != nil {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}

@@ -34,6 +34,9 @@ type Options struct {
 	// SkipProbe opens the bucket without writing to it. Only for tools that read:
 	// a store that ignores create-if-absent goes unnoticed.
 	SkipProbe bool
+	// Existing refuses a folder that is not there, in place of making it. Other
+	// buckets are never made.
+	Existing bool
 }
 
 // Timeouts limit one attempt of a call; zero fields take the defaults.

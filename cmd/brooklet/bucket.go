@@ -82,9 +82,9 @@ func runBucketTool(c *cli.Context, run func(*cli.Context, output, streamstore.Bu
 	return joinErrors(err, os.RemoveAll(dir), bucket.Close())
 }
 
-// openExistingBucket opens a bucket without writing to it.
+// openExistingBucket opens a bucket without writing to it. A folder must be there.
 func openExistingBucket(ctx context.Context, address string) (objstore.Bucket, error) {
-	return objstore.Open(ctx, objstore.Options{URL: address, SkipProbe: true})
+	return objstore.Open(ctx, objstore.Options{URL: address, SkipProbe: true, Existing: true})
 }
 
 // bucketListing is a report in JSON output.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -109,16 +110,25 @@ func TestBucketGC(t *testing.T) {
 	if err != nil || strings.TrimSpace(text) != "[]" {
 		t.Errorf("gc in JSON: %v\n%s", err, text)
 	}
+	missing, empty := filepath.Join(dir, "nosuch"), t.TempDir()
 	for _, c := range []struct {
 		code int
 		want string
 		args []string
 	}{
 		{exitSettings, "--bucket is not set", []string{"bucket", "check"}},
+		{exitSettings, "there is no folder " + missing, []string{"bucket", "check", "--bucket", "file://" + missing}},
+		{exitSettings, "there is no folder " + missing, []string{"bucket", "gc", "--yes", "--bucket", "file://" + missing}},
 		{exitSettings, "--min-age is", []string{"bucket", "gc", "--bucket", url, "--min-age", "old"}},
-		{exitFailure, "no commit log", []string{"bucket", "check", "--bucket", "file://" + t.TempDir()}},
+		{exitFailure, "no commit log", []string{"bucket", "check", "--bucket", "file://" + empty}},
 	} {
 		_, err := runCommand(t, c.args...)
 		checkError(t, err, c.code, c.want, c.args)
+	}
+	if _, err := os.Stat(missing); err == nil {
+		t.Errorf("%s was made", missing)
+	}
+	if entries, err := os.ReadDir(empty); err != nil || len(entries) > 0 {
+		t.Errorf("in a folder that was checked: %v, %v", entries, err)
 	}
 }
