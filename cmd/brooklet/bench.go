@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,7 +26,7 @@ func benchCommand() *cli.Command {
 		Description: "Writes records at a rate to streams chosen at random, follows some of the streams, and measures how long\n" +
 			"acknowledgements and deliveries take. With --cost it reads from the broker's metrics what that took of the bucket\n" +
 			"and prints what a month of it costs at the list prices of Amazon S3 and EC2, item by item. Let it run until some GiB are\n" +
-			"written, so that compaction takes part.\n\n" +
+			"written, so that compaction takes part. Ctrl-C ends it early, with a report of what was measured until then.\n\n" +
 			"The streams that it makes are left in place; remove them with: brooklet rm --prefix bench/\n\n" +
 			"Examples:\n   brooklet bench --streams 1000 --rate 5MB --duration 1m\n   brooklet bench --streams 1000000 --followers 1000 --rate 20MB --cost",
 	}, nil, nil)
@@ -60,6 +61,7 @@ type bench struct {
 	kept        time.Duration
 	machine     float64
 
+	brokers []string
 	client  *client.Client
 	payload []byte // random; records are cut out of it
 
@@ -89,6 +91,12 @@ func newBench(c *cli.Context) (*bench, error) {
 	}
 	if b.followers < 0 || b.followers > b.streams {
 		errs = append(errs, fmt.Errorf("--followers is %d: write 0 to the number of --streams, %d", b.followers, b.streams))
+	}
+	if !strings.Contains(b.prefix, "/") {
+		errs = append(errs, fmt.Errorf("--prefix is %q: write one with a slash, such as %q, because names of streams have one", b.prefix, b.prefix+"/"))
+	}
+	if total := float64(b.rate) * b.duration.Seconds(); len(errs) == 0 && total < float64(b.recordBytes) {
+		errs = append(errs, fmt.Errorf("--record-bytes is %d: a single record is more than the %.0f bytes that --rate and --duration allow in all", b.recordBytes, total))
 	}
 	return b, errors.Join(errs...)
 }
@@ -129,28 +137,36 @@ func runBench(c *cli.Context) error {
 	if err != nil {
 		return wrongSettings(err)
 	}
+	b.brokers = brokers
 	if b.client, err = client.New(kgo.SeedBrokers(brokers...), kgo.ClientID("brooklet-bench")); err != nil {
 		return wrongSettings(err)
 	}
 	defer b.client.Close()
 	report, err := b.run(c.Context, c.Duration("timeout"))
-	if err != nil {
-		return connectionError(err, c.String("brokers"), c.Duration("timeout"))
+	if errors.Is(err, context.Canceled) && c.Context.Err() != nil {
+		err = errors.New("interrupted")
 	}
-	return out.print(report, report.tables()...)
+	if report != nil {
+		err = errors.Join(out.print(report, report.tables()...), err)
+	}
+	return err
 }
 
+// run returns what was measured also with an error, if that comes once records are written.
 func (b *bench) run(ctx context.Context, timeout time.Duration) (*benchReport, error) {
+	brokers := strings.Join(b.brokers, ",")
 	// Says soon that there is no broker, or that it is another one.
 	reach, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if _, err := b.client.Describe(reach, b.stream(0)); err != nil && !errors.Is(err, client.ErrNoStream) {
-		return nil, err
+		return nil, connectionError(err, brokers, timeout)
 	}
 	b.payload = make([]byte, 2*b.recordBytes+1<<16)
 	random := rand.NewChaCha8([32]byte{})
 	_, _ = random.Read(b.payload) // never fails
-	following, stopFollowing := context.WithCancel(ctx)
+	// An interrupt ends the writing. What is on its way then is still waited for, and measured.
+	whole := context.WithoutCancel(ctx)
+	following, stopFollowing := context.WithCancel(whole)
 	var followers sync.WaitGroup
 	for i := range b.followers {
 		followers.Go(func() { b.follow(following, b.stream(i)) })
@@ -160,25 +176,26 @@ func (b *bench) run(ctx context.Context, timeout time.Duration) (*benchReport, e
 	var before bucketUse
 	if b.cost {
 		var err error
-		if before, err = readBucketUse(ctx, b.admin); err != nil {
+		if before, err = readBucketUse(ctx, b.admin, timeout); err != nil {
 			return nil, err
 		}
 	}
 	took, err := b.write(ctx, timeout)
-	if err != nil {
+	err = connectionError(err, brokers, timeout)
+	if err != nil && b.acked.Load() == 0 {
 		return nil, err
 	}
 	report := b.report(took)
 	if b.cost {
-		after, err := readBucketUse(ctx, b.admin)
-		if err != nil {
-			return nil, err
+		after, failed := readBucketUse(whole, b.admin, timeout)
+		if failed != nil {
+			return report, errors.Join(err, failed)
 		}
 		used := after.since(before)
 		report.BucketRequests = &used
 		report.Cost = costOf(used, took, b.kept, b.machine)
 	}
-	return report, nil
+	return report, err
 }
 
 // stream is the name of a stream. The digits of a number come in a fixed order that is not
@@ -188,34 +205,39 @@ func (b *bench) stream(i int) string { return fmt.Sprintf("%s%08x", b.prefix, ui
 // benchTick is how often records are sent.
 const benchTick = 10 * time.Millisecond
 
-// write appends records at the rate and returns how long it did. In the end it waits for the
-// broker's answers no longer than timeout.
+// write appends records at the rate until the duration is over or ctx ends, and returns how
+// long it did. In the end it waits for the broker's answers no longer than timeout.
 func (b *bench) write(ctx context.Context, timeout time.Duration) (time.Duration, error) {
+	appending, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(timeout, stop) })()
 	began := time.Now()
 	ticker := time.NewTicker(benchTick)
 	defer ticker.Stop()
 	perSecond := float64(b.rate) / float64(b.recordBytes)
-	for passed := time.Duration(0); passed < b.duration; passed = time.Since(began) {
-		for due := int64(passed.Seconds() * perSecond); b.sent.Load() < due; {
-			if err := b.append(ctx); err != nil {
-				return 0, err
+	for passed := time.Duration(0); passed < b.duration && ctx.Err() == nil; passed = time.Since(began) {
+		// The first one is due at once, so that there is one however slow the rate is.
+		for due := 1 + int64(passed.Seconds()*perSecond); b.sent.Load() < due && ctx.Err() == nil; {
+			if err := b.append(appending); err != nil {
+				return time.Since(began), err
 			}
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return 0, ctx.Err()
 		}
 	}
-	last, cancel := context.WithTimeout(ctx, timeout)
+	last, cancel := context.WithTimeout(appending, timeout)
 	defer cancel()
-	if err := b.client.Flush(last); err != nil {
-		return 0, fmt.Errorf("%d of %d records are not acknowledged: %w", b.sent.Load()-b.acked.Load()-b.failed.Load(), b.sent.Load(), err)
+	err := b.client.Flush(last)
+	took := time.Since(began)
+	if err != nil {
+		return took, fmt.Errorf("%d of %d records are not acknowledged: %w", b.sent.Load()-b.acked.Load()-b.failed.Load(), b.sent.Load(), err)
 	}
 	if err := b.failure.Load(); err != nil && b.acked.Load() == 0 {
-		return 0, *err
+		return took, *err
 	}
-	return time.Since(began), nil
+	return took, ctx.Err()
 }
 
 func (b *bench) append(ctx context.Context) error {

@@ -42,7 +42,9 @@ func (u bucketUse) since(before bucketUse) bucketUse {
 }
 
 // readBucketUse asks the admin endpoint of a broker.
-func readBucketUse(ctx context.Context, admin string) (u bucketUse, err error) {
+func readBucketUse(ctx context.Context, admin string, timeout time.Duration) (u bucketUse, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	url := "http://" + admin + "/metrics"
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -50,13 +52,16 @@ func readBucketUse(ctx context.Context, admin string) (u bucketUse, err error) {
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return u, fmt.Errorf("the broker's metrics (is %s the address of its --admin-listen?): %w", admin, err)
+		return u, fmt.Errorf("no broker's metrics at %s (is this, in --admin, the address of its --admin-listen?): %w", admin, err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return u, fmt.Errorf("the broker's metrics at %s: %s", url, response.Status)
+		return u, fmt.Errorf("no broker's metrics at %s (is %s, in --admin, the address of its --admin-listen?): %s", url, admin, response.Status)
 	}
-	return parseBucketUse(response.Body)
+	if u, err = parseBucketUse(response.Body); err != nil {
+		return u, fmt.Errorf("%s, in --admin: %w", admin, err)
+	}
+	return u, nil
 }
 
 func parseBucketUse(r io.Reader) (u bucketUse, err error) {

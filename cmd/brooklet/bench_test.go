@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -105,8 +107,54 @@ func TestBench(t *testing.T) {
 
 func TestBenchFlags(t *testing.T) {
 	c := &cluster{t, "127.0.0.1:1"}
-	for flag, value := range map[string]string{"--rate": "0", "--record-bytes": "7", "--duration": "1ms", "--followers": "1001", "--streams": "0", "--kept": "x"} {
+	for flag, value := range map[string]string{"--rate": "0", "--record-bytes": "7", "--duration": "1ms", "--followers": "1001", "--streams": "0", "--kept": "x", "--prefix": "nop"} {
 		c.wantError(exitSettings, flag, "bench", flag, value)
 	}
+	c.wantError(exitSettings, "more than the 3000 bytes", "bench", "--record-bytes", "3001", "--rate", "1kB", "--duration", "3s")
 	c.wantError(exitFailure, "no broker answers", "bench", "--timeout", "1s")
+}
+
+// Without the metrics of the broker there is no bill, and it is not the broker's own address that is wrong.
+func TestBenchAdmin(t *testing.T) {
+	p := start(t, command(t, serveArgs(t.TempDir())...))
+	other := p.address("serving HTTP clients")
+	c := &cluster{t, p.address("serving Kafka clients")}
+	for _, admin := range []string{"127.0.0.1:1", other} {
+		args := []string{"bench", "--cost", "--admin", admin, "--duration", "1s"}
+		_, err := c.run(args...)
+		checkError(t, err, exitFailure, admin, args)
+		if err != nil && (!strings.Contains(err.Error(), "--admin") || strings.Contains(err.Error(), c.address)) {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
+// What was measured before an interrupt is reported; the command fails because it is not what was asked for.
+func TestBenchInterrupted(t *testing.T) {
+	p := start(t, command(t, serveArgs(t.TempDir())...))
+	admin := p.address("admin endpoint")
+	c := &cluster{t, p.address("serving Kafka clients")}
+	cmd := command(t, "bench", "--brokers", c.address, "--streams", "5", "--followers", "2", "--rate", "100kB", "--duration", "1h", "--cost", "--admin", admin, "--output", "json")
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	bench := start(t, cmd)
+	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
+		if list, err := c.run("ls", "bench/"); err == nil && strings.Contains(list, "bench/") {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("nothing is written")
+		}
+	}
+	bench.signal(syscall.SIGINT)
+	if code, stderr := bench.exit(); code != exitFailure || stderr != "brooklet: interrupted" {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	var report benchReport
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		t.Fatalf("%v: %s", err, &out)
+	}
+	if report.Records == 0 || report.Failed > 0 || report.Seconds > testTimeout.Seconds() || report.BucketRequests == nil {
+		t.Errorf("report %+v", report)
+	}
 }

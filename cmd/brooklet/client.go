@@ -41,7 +41,7 @@ func clientCommand(c cli.Command, check func(*cli.Context) error, run func(*sess
 	c.Flags = append(c.Flags,
 		&cli.StringFlag{Name: "brokers", Category: categoryConnection, Value: defaultListen, EnvVars: []string{brokersVariable},
 			Usage: "`ADDRESSES` of one or more brokers, host:port, with commas between them"},
-		&cli.DurationFlag{Name: "timeout", Category: categoryConnection, Value: 15 * time.Second, Usage: "longest `TIME` that the command may take"},
+		&cli.DurationFlag{Name: "timeout", Category: categoryConnection, Value: 15 * time.Second, Usage: "longest `TIME` to wait for a broker to answer"},
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Category: categoryConnection, Value: outputTable,
 			Usage: "`FORMAT` of what is printed: table for people, json for programs"},
 	)
