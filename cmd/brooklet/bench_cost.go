@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"strings"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -118,26 +119,57 @@ func costOf(used bucketUse, run, kept time.Duration, machine float64) []costItem
 	}
 	storedGB := used.BytesIn / run.Seconds() * kept.Seconds() / 1e9
 	return []costItem{
-		item("PUT requests", "requests", used.Puts*scale, pricePerWrite),
-		item("LIST requests", "requests", used.Lists*scale, pricePerWrite),
-		item("GET requests", "requests", used.Gets*scale, pricePerRead),
-		item("DELETE requests", "requests", used.Deletes*scale, 0),
-		item("machine", "machines", 1, machine),
-		item("bytes kept for "+formatDuration(kept), "GB", storedGB, pricePerGBMonth),
+		item("PUT requests", unitRequests, used.Puts*scale, pricePerWrite),
+		item("LIST requests", unitRequests, used.Lists*scale, pricePerWrite),
+		item("GET requests", unitRequests, used.Gets*scale, pricePerRead),
+		item("DELETE requests", unitRequests, used.Deletes*scale, 0),
+		item("machine", unitMachines, 1, machine),
+		item("bytes kept for "+formatDuration(kept), unitGB, storedGB, pricePerGBMonth),
 	}
 }
 
 // costTable shows a bill; its total leaves the bytes kept out, because they are the
 // same with every program and depend on retention alone.
 func costTable(items []costItem) *table {
-	t := newTable("ITEM", "A MONTH", "PRICE", "DOLLARS A MONTH")
+	t := newTable("ITEM", "A MONTH", "PRICE IN DOLLARS", "DOLLARS A MONTH")
 	total := 0.0
 	for i, c := range items {
 		if i == len(items)-1 {
 			t.add("total without bytes kept", "", "", fmt.Sprintf("%.2f", total))
 		}
-		t.add(c.Item, fmt.Sprintf("%.0f %s", c.PerMonth, c.Unit), fmt.Sprintf("%.7g", c.Price), fmt.Sprintf("%.2f", c.Dollars))
+		t.add(c.Item, c.amount(), c.priceText(), fmt.Sprintf("%.2f", c.Dollars))
 		total += c.Dollars
 	}
 	return t
+}
+
+// Units of items.
+const (
+	unitRequests = "requests"
+	unitMachines = "machines"
+	unitGB       = "GB"
+)
+
+func (c *costItem) amount() string {
+	if c.Unit == unitMachines && c.PerMonth == 1 {
+		return "1 machine"
+	}
+	return fmt.Sprintf("%.0f %s", c.PerMonth, c.Unit)
+}
+
+// priceText is the price of so many units that it is a number to read.
+func (c *costItem) priceText() string {
+	switch c.Unit {
+	case unitRequests:
+		return decimals(c.Price*1e6) + " per million"
+	case unitMachines:
+		return decimals(c.Price) + " per machine"
+	}
+	return decimals(c.Price) + " per " + c.Unit
+}
+
+// decimals writes a number without an exponent, rounded to what prices have.
+func decimals(v float64) string {
+	text := strings.TrimRight(fmt.Sprintf("%.4f", v), "0")
+	return strings.TrimSuffix(text, ".")
 }

@@ -74,6 +74,20 @@ func TestCost(t *testing.T) {
 		t.Errorf("%d items, want %d", len(items), len(want))
 	}
 	rows := costTable(items).rows
+	for i, want := range [][]string{
+		{"PUT requests", "10000000 requests", "5 per million", "50.00"},
+		{"LIST requests", "0 requests", "5 per million", "0.00"},
+		{"GET requests", "10000000 requests", "0.4 per million", "4.00"},
+		{"DELETE requests", "3650 requests", "0 per million", "0.00"},
+		{"machine", "1 machine", "52 per machine", "52.00"},
+	} {
+		if !slices.Equal(rows[i], want) {
+			t.Errorf("row %q, want %q", rows[i], want)
+		}
+	}
+	if last := rows[len(rows)-1]; last[2] != "0.023 per GB" {
+		t.Errorf("bytes kept: %q", last)
+	}
 	total := rows[len(rows)-2]
 	if total[0] != "total without bytes kept" || total[3] != "106.00" {
 		t.Errorf("total %q", total)
