@@ -71,6 +71,9 @@ type GarbageObject struct {
 	// InUse tells why it may still become part of the store: "" if it never can.
 	InUse   string
 	Deleted bool // by CollectGarbage
+	// Checkpoint says that it is an obsolete checkpoint. Its parts are no garbage before
+	// it is deleted.
+	Checkpoint bool
 
 	since time.Time // when it became garbage at the latest; zero: unknown
 }

@@ -132,7 +132,7 @@ func (v *bucketView) findCheckpoints(ctx context.Context) error {
 		}
 		obsolete := number < kept.newest && !kept.has(number)
 		if obsolete {
-			g := GarbageObject{Name: checkpointName(s.opts.Shard, number), InUse: reason, since: time.UnixMilli(v.kept.newest.created)}
+			g := GarbageObject{Name: checkpointName(s.opts.Shard, number), InUse: reason, Checkpoint: true, since: time.UnixMilli(v.kept.newest.created)}
 			if m != nil {
 				g.Bytes, g.Created = int64(len(m.encode())), time.UnixMilli(m.created)
 			}

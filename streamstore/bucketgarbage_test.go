@@ -23,6 +23,9 @@ func collectGarbage(t testing.TB, b objstore.Bucket, minAge time.Duration) (dele
 	}
 	stays = make(map[string]string)
 	for _, g := range report.Garbage {
+		if isOne := strings.HasPrefix(g.Name, checkpointDir(0)+"/"); g.Checkpoint != isOne {
+			t.Errorf("%s is a checkpoint: %v", g.Name, g.Checkpoint)
+		}
 		if g.Deleted {
 			deleted = append(deleted, g.Name)
 		} else {

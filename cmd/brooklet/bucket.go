@@ -38,6 +38,7 @@ func collectBucketCommand() *cli.Command {
 		Name:  "gc",
 		Usage: "find objects that nothing names, which a crash in the middle of a compaction or checkpoint leaves behind, and remove them",
 		Description: "Without --yes it only tells what it would remove. What a running broker may still be about to use is never removed.\n" +
+			"Parts of an obsolete checkpoint go with the run after the one that removes the checkpoint.\n" +
 			"The two checkpoints that a start with an empty disk relies on are read first; nothing goes on the strength of a damaged one.\n\n" +
 			"Examples:\n   brooklet bucket gc --bucket s3://records/prod\n   brooklet bucket gc --bucket s3://records/prod --yes",
 		Flags: []cli.Flag{
@@ -92,13 +93,13 @@ type bucketListing struct {
 	Commit         uint64          `json:"commit"`
 	Epoch          uint64          `json:"epoch"`
 	Streams        int64           `json:"streams"`
-	LogObjects     int64           `json:"logObjects"`
+	LogObjects     int64           `json:"log_objects"`
 	Segments       int64           `json:"segments"`
 	Checkpoints    int64           `json:"checkpoints"`
-	Parts          int64           `json:"checkpointParts"`
-	BucketBytes    int64           `json:"bucketBytes"`
-	LiveBytes      int64           `json:"liveBytes"`
-	CheckedObjects int64           `json:"checkedObjects"`
+	Parts          int64           `json:"checkpoint_parts"`
+	BucketBytes    int64           `json:"bucket_bytes"`
+	LiveBytes      int64           `json:"live_bytes"`
+	CheckedObjects int64           `json:"checked_objects"`
 	Problems       []bucketProblem `json:"problems"`
 	Garbage        []bucketGarbage `json:"garbage"`
 }
@@ -106,8 +107,8 @@ type bucketListing struct {
 type bucketProblem struct {
 	Object string `json:"object"`
 	Stream string `json:"stream"`
-	First  int64  `json:"firstOffset"`
-	Last   int64  `json:"lastOffset"`
+	First  int64  `json:"first_offset"`
+	Last   int64  `json:"last_offset"`
 	Error  string `json:"error"`
 }
 
@@ -157,6 +158,7 @@ func checkBucket(c *cli.Context, out output, opts streamstore.BucketOptions) err
 	if n := len(l.Problems); n > 0 {
 		return fmt.Errorf("%d runs of records or checkpoints cannot be read", n)
 	}
+	out.note("\nAll is well: the records and the checkpoints that are kept are whole.")
 	return nil
 }
 
@@ -170,19 +172,42 @@ func collectBucket(c *cli.Context, out output, opts streamstore.BucketOptions) e
 		return err
 	}
 	l := newBucketListing(report)
-	if err := out.print(l.Garbage, l.garbageTable()); err != nil {
+	var tables []*table
+	if len(l.Garbage) > 0 {
+		tables = append(tables, l.garbageTable())
+	}
+	if err := out.print(l.Garbage, tables...); err != nil {
 		return err
 	}
-	free := 0
-	for _, g := range l.Garbage {
-		if g.Stays == "" && !g.Removed {
+	out.note("%s", collected(report.Garbage))
+	return nil
+}
+
+// collected says in a sentence what became of garbage.
+func collected(garbage []streamstore.GarbageObject) string {
+	free, removed, checkpoints := 0, 0, 0
+	for _, g := range garbage {
+		switch {
+		case g.Deleted && g.Checkpoint:
+			checkpoints++
+			removed++
+		case g.Deleted:
+			removed++
+		case g.InUse == "":
 			free++
 		}
 	}
-	if free > 0 {
-		out.note("\nNothing was removed; add --yes to remove %d objects.", free)
+	switch {
+	case len(garbage) == 0:
+		return "There is nothing to remove: no object is without use."
+	case free > 0:
+		return fmt.Sprintf("\nNothing was removed; objects that --yes removes: %d.", free)
+	case checkpoints > 0:
+		return fmt.Sprintf("\nRemoved objects: %d. Obsolete checkpoints were among them; run this again to remove the parts that only they had.", removed)
+	case removed > 0:
+		return fmt.Sprintf("\nRemoved objects: %d.", removed)
 	}
-	return nil
+	return "\nThere is nothing to remove now."
 }
 
 func newBucketListing(r streamstore.BucketReport) bucketListing {

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/brookletmq/brooklet/objstore"
+	"github.com/brookletmq/brooklet/streamstore"
 )
 
 // runCommand runs a command that asks no broker.
@@ -54,14 +56,21 @@ func TestBucketCheck(t *testing.T) {
 		t.Errorf("report: %+v", l)
 	}
 	stop(t, p)
+	text, err := runCommand(t, "bucket", "check", "--bucket", url)
+	if err != nil || !strings.HasSuffix(text, "\n\nAll is well: the records and the checkpoints that are kept are whole.\n") {
+		t.Errorf("%v, table:\n%s", err, text)
+	}
 	damage(t, bucket, []byte("two"))
-	_, err = check()
+	text, err = check()
+	if name := regexp.MustCompile(`"\w*[A-Z]\w*":`).FindString(text); name != "" {
+		t.Errorf("%s is not written as other fields are", name)
+	}
 	checkError(t, err, exitFailure, "cannot be read", []string{"bucket", "check"})
 	if len(l.Problems) == 0 || l.Problems[0].Stream != "users/1" || !strings.Contains(l.Problems[0].Error, "checksum") {
 		t.Errorf("problems: %+v", l.Problems)
 	}
-	text, _ := runCommand(t, "bucket", "check", "--bucket", url)
-	if !strings.Contains(text, "users/1") || !strings.Contains(text, "Newest commit") {
+	text, _ = runCommand(t, "bucket", "check", "--bucket", url)
+	if !strings.Contains(text, "users/1") || !strings.Contains(text, "Newest commit") || strings.Contains(text, "All is well") {
 		t.Errorf("table:\n%s", text)
 	}
 }
@@ -96,6 +105,26 @@ func damage(t *testing.T, b objstore.Bucket, what []byte) {
 	}
 }
 
+func TestCollected(t *testing.T) {
+	segment, checkpoint, inUse := streamstore.GarbageObject{}, streamstore.GarbageObject{Checkpoint: true}, streamstore.GarbageObject{InUse: "why"}
+	removed, gone := segment, checkpoint
+	removed.Deleted, gone.Deleted = true, true
+	for want, garbage := range map[string][]streamstore.GarbageObject{
+		"nothing to remove:":    nil,
+		"nothing to remove now": {inUse},
+		"--yes removes: 2":      {segment, checkpoint, inUse},
+		"objects: 1.":           {removed, inUse},
+		"objects: 2. Obsolete":  {removed, gone, inUse},
+	} {
+		if got := collected(garbage); !strings.Contains(got, want) {
+			t.Errorf("of %+v: %q, want %q", garbage, got, want)
+		}
+	}
+	if got := collected([]streamstore.GarbageObject{removed}); strings.Contains(got, "again") {
+		t.Errorf("without checkpoints: %q", got)
+	}
+}
+
 func TestBucketGC(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, command(t, serveArgs(dir)...))
@@ -103,7 +132,7 @@ func TestBucketGC(t *testing.T) {
 	stop(t, p)
 	url := "file://" + filepath.Join(dir, "bucket")
 	text, err := runCommand(t, "bucket", "gc", "--bucket", url)
-	if err != nil || text != "OBJECT  BYTES  CREATED  STATE\n" {
+	if err != nil || text != "There is nothing to remove: no object is without use.\n" {
 		t.Errorf("gc: %v\n%s", err, text)
 	}
 	text, err = runCommand(t, "bucket", "gc", "--bucket", url, "--yes", "--output", "json")

@@ -169,9 +169,12 @@ func rebuilt(b *harness.Broker) (n int) {
 
 // bucketReport is the part of what brooklet bucket check prints that must hold.
 type bucketReport struct {
-	Streams, Segments, CheckedObjects int
-	Problems                          []json.RawMessage
-	Garbage                           []struct{ Object, Stays string }
+	CheckedObjects int               `json:"checked_objects"`
+	Problems       []json.RawMessage `json:"problems"`
+	Garbage        []struct {
+		Object string `json:"object"`
+		Stays  string `json:"stays"`
+	} `json:"garbage"`
 }
 
 // checkBucket reads all of the bucket from outside. No broker runs. Afterwards it removes what crashes left behind, and
