@@ -56,7 +56,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	m.groups = counter("append_groups_total", "Groups of appends written to the local database together.")
 	m.groupAppends = counter("appends_total", "Appends and transactions written to the local database.")
 	m.commits = counter("commits_total", "Commits that became durable in the bucket.")
-	m.commitBytes = counter("commit_bytes_total", "Bytes of those commits.")
+	m.commitBytes = counter("commit_bytes_total", "Bytes of log objects of commits that became durable in the bucket.")
 	m.backpressure = counter("append_waits_total", "Appends that had to wait because too many bytes were unflushed.")
 	m.segmentHits = counter("segment_cache_hits_total", "Extents found in the segment cache in memory, or on their way there.")
 	m.segmentMisses = counter("segment_cache_misses_total", "Reads of extents that went to the bucket.")
@@ -85,7 +85,7 @@ func (m *metrics) observe(s *Store) {
 		m.registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "brooklet", Subsystem: "streamstore", Name: name, Help: help}, value))
 	}
 	gauge("commit_number", "Number of the newest durable commit.", m.commitNumber.value)
-	gauge("epoch", "Epoch under which this writer claimed the shard.", func() float64 { return float64(s.epoch) })
+	gauge("epoch", "Epoch: the number under which this broker opened the bucket, higher than that of any broker that did so before.", func() float64 { return float64(s.epoch) })
 	gauge("unflushed_appends", "Appends that are not in the bucket yet.", func() float64 {
 		return float64(s.queue.nextNumber() - s.flusher.durable.Load())
 	})
@@ -97,8 +97,8 @@ func (m *metrics) observe(s *Store) {
 		}
 		return max(0, float64(s.opts.Now().UnixMilli()-oldest)/1000)
 	})
-	gauge("recovery_seconds", "Time that opening the store took.", func() float64 { return s.recovery.Took.Seconds() })
-	gauge("recovery_replayed_commits", "Log objects that were replayed then.", func() float64 { return float64(s.recovery.ReplayedCommits) })
+	gauge("recovery_seconds", "Time that opening the store took, when the broker started.", func() float64 { return s.recovery.Took.Seconds() })
+	gauge("recovery_replayed_commits", "Objects of the commit log that were replayed when the store was opened.", func() float64 { return float64(s.recovery.ReplayedCommits) })
 	total := func(name, help string, value *atomic.Int64) {
 		m.registerer.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: "brooklet", Subsystem: "streamstore", Name: name, Help: help},
 			func() float64 { return float64(value.Load()) }))
@@ -109,8 +109,8 @@ func (m *metrics) observe(s *Store) {
 	gauge("tail_cache_bytes", "Appended bytes kept in memory.", func() float64 { return float64(s.tailCache.size()) })
 	gauge("segment_cache_bytes", "Bytes of extents kept in memory.", func() float64 { return float64(s.segments.size()) })
 	gauge("bucket_objects", "Objects of the commit log and segments that the store knows.", func() float64 { return float64(s.catalogue.totals().objects) })
-	gauge("bucket_bytes", "Bytes of records in those objects.", func() float64 { return float64(s.catalogue.totals().bytes) })
-	gauge("live_bytes", "Bytes of records in those objects that can still be read.", func() float64 { return float64(s.catalogue.totals().live) })
+	gauge("bucket_bytes", "Bytes of records in the objects of the commit log and segments that the store knows.", func() float64 { return float64(s.catalogue.totals().bytes) })
+	gauge("live_bytes", "Bytes of records in the objects of the commit log and segments that can still be read.", func() float64 { return float64(s.catalogue.totals().live) })
 	gauge("compaction_backlog_bytes", "Bytes of short runs in the commit log that are yet to be compacted.", func() float64 { return float64(s.catalogue.totals().backlog) })
 	m.observeDisk(s.segments.disk)
 	gauge("streams_in_memory", "Streams in use or lately used.", func() float64 { return float64(s.streams.len()) })

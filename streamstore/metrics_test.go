@@ -1,6 +1,7 @@
 package streamstore
 
 import (
+	"regexp"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,5 +60,24 @@ func TestFlushLag(t *testing.T) {
 		flushOne(t, p.Store)
 		synctest.Wait()
 		want("when it has caught up", 0, false)
+	})
+}
+
+// Metrics come in the order of their names: a help text that leans on that of another one says nothing. Nor does one in
+// words that only this package has.
+func TestMetricHelp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		startProcess(t, objstore.NewMemory(), vfs.NewCrashableMem(), func(o *Options) { o.Registerer = registry })
+		families, err := registry.Gather()
+		if err != nil || len(families) == 0 {
+			t.Fatalf("%d metrics, %v", len(families), err)
+		}
+		vague := regexp.MustCompile(`\b(those (commits|objects)|then\.|shard)`)
+		for _, f := range families {
+			if word := vague.FindString(f.GetHelp()); word != "" {
+				t.Errorf("%s: %q in %q", f.GetName(), word, f.GetHelp())
+			}
+		}
 	})
 }
