@@ -218,6 +218,12 @@ const (
 
 // inParallel calls do for 0 to n-1, from several goroutines if that is worth it. A panic of one of them is the caller's.
 func inParallel(n int, do func(i int)) {
+	if n < 2*readsEach { // the usual request pays nothing
+		for i := range n {
+			do(i)
+		}
+		return
+	}
 	var next atomic.Int64
 	var panicked atomic.Pointer[any]
 	work := func() {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/brookletmq/brooklet/kafkaproto"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 	"github.com/brookletmq/brooklet/streamstore"
 )
 
@@ -22,8 +23,7 @@ func partitionStream(topic string, partition int32) string {
 	return topicStreams + topic + "/" + strconv.Itoa(int(partition))
 }
 
-// isStreamName tells names of streams from names of topics: a topic name has no slash.
-func isStreamName(name string) bool { return strings.IndexByte(name, '/') >= 0 }
+func isStreamName(name string) bool { return ext.IsStream(name) }
 
 // checkName checks a topic name by Kafka's rules, or a stream name by the store's rules and against the names that are
 // the broker's own. The error is INVALID_TOPIC_EXCEPTION with a message that names the rule.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -250,7 +249,7 @@ func (c *Client) Describe(ctx context.Context, stream string) (Info, error) {
 // checkStream refuses the names of topics: to a broker a stream is a topic, and it would change or delete a real one as
 // well.
 func checkStream(name string) error {
-	if !strings.Contains(name, "/") {
+	if !ext.IsStream(name) {
 		return noStream(name)
 	}
 	return nil

@@ -58,6 +58,37 @@ func compactAll(t testing.TB, s *Store) {
 	t.Fatal("there is always something to compact")
 }
 
+// compactAsync makes the compaction that is due.
+func compactAsync(ctx context.Context, s *Store) <-chan error {
+	return async(func() error {
+		_, err := s.compactor.compact(ctx, s.catalogue.pick(s.opts.Now()))
+		return err
+	})
+}
+
+// holdSegments holds the creation of segments.
+func holdSegments(t *testing.T, p *process) *gate {
+	held := newGate(t)
+	p.faults.SetHooks(func(op objstore.Op, name string) {
+		if op == objstore.OpCreate && strings.HasPrefix(name, segmentDir(0)) {
+			held.hold()
+		}
+	}, nil)
+	return held
+}
+
+// checkAndLose checks the store as it is, after a crash, and without its disk.
+func checkAndLose(t *testing.T, p *process, bucket objstore.Bucket, check func(*Store)) {
+	t.Helper()
+	check(p.Store)
+	fs := p.kill()
+	p.stop()
+	p = startProcess(t, bucket, fs, eager)
+	check(p.Store)
+	p.stop()
+	check(startProcess(t, bucket, vfs.NewCrashableMem(), eager).Store)
+}
+
 // checkUse counts the use of all objects anew and compares it with the catalogue.
 func checkUse(t testing.TB, s *Store) {
 	t.Helper()
@@ -303,10 +334,7 @@ func TestCompactionRaces(t *testing.T) {
 							held.hold()
 						}
 					}, nil)
-					done := async(func() error {
-						_, err := p.compactor.compact(p.ctx, p.catalogue.pick(p.opts.Now()))
-						return err
-					})
+					done := compactAsync(p.ctx, p.Store)
 					<-held.reached
 					id := ids[1]
 					mustCommit(t, p.Store, func(txn *Txn) {
@@ -345,13 +373,7 @@ func TestCompactionRaces(t *testing.T) {
 						}
 						checkUse(t, s)
 					}
-					check(p.Store)
-					fs := p.kill()
-					p.stop()
-					p = startProcess(t, bucket, fs, eager)
-					check(p.Store)
-					p.stop()
-					check(startProcess(t, bucket, vfs.NewCrashableMem(), eager).Store)
+					checkAndLose(t, p, bucket, check)
 				})
 			}
 		}
@@ -368,16 +390,8 @@ func TestCompactionRacesWithTwoSegments(t *testing.T) {
 				p := startProcess(t, bucket, vfs.NewCrashableMem(), eager)
 				ids, want := fill(t, p.Store, 3, 6, 1500)
 				<-p.catalogue.ready
-				held := newGate(t)
-				p.faults.SetHooks(func(op objstore.Op, name string) {
-					if op == objstore.OpCreate && strings.HasPrefix(name, segmentDir(0)) {
-						held.hold()
-					}
-				}, nil)
-				done := async(func() error {
-					_, err := p.compactor.compact(p.ctx, p.catalogue.pick(p.opts.Now()))
-					return err
-				})
+				held := holdSegments(t, p)
+				done := compactAsync(p.ctx, p.Store)
 				<-held.reached
 				waitTracked(t, p.Store, 2)
 				id, to := ids[stream], int64(5)
@@ -402,13 +416,7 @@ func TestCompactionRacesWithTwoSegments(t *testing.T) {
 					}
 					checkUse(t, s)
 				}
-				check(p.Store)
-				fs := p.kill()
-				p.stop()
-				p = startProcess(t, bucket, fs, eager)
-				check(p.Store)
-				p.stop()
-				check(startProcess(t, bucket, vfs.NewCrashableMem(), eager).Store)
+				checkAndLose(t, p, bucket, check)
 			})
 		}
 	}
@@ -436,10 +444,7 @@ func TestCompactionBeginsDuringATrim(t *testing.T) {
 	want[id] = nil
 	flushed := async(func() error { return p.Flush(p.ctx) })
 	<-trimming.reached
-	compacted := async(func() error {
-		_, err := p.compactor.compact(p.ctx, p.catalogue.pick(p.opts.Now()))
-		return err
-	})
+	compacted := compactAsync(p.ctx, p.Store)
 	<-uploading.reached // its rows are read
 	trimming.open()
 	if err := <-flushed; err != nil {
@@ -463,17 +468,9 @@ func TestCompactionIsCutOff(t *testing.T) {
 	_, want := fill(t, p.Store, 3, 6, 1500)
 	<-p.catalogue.ready
 	ctx, cancel := context.WithCancel(p.ctx)
-	held := newGate(t)
-	p.faults.SetHooks(func(op objstore.Op, name string) {
-		if op == objstore.OpCreate && strings.HasPrefix(name, segmentDir(0)) {
-			held.hold()
-		}
-	}, nil)
+	held := holdSegments(t, p)
 	p.faults.Fail(faulty.Rule{Op: objstore.OpCreate, Match: func(name string) bool { return strings.HasPrefix(name, segmentDir(0)) }, Kind: faulty.Before, Times: -1})
-	compacted := async(func() error {
-		_, err := p.compactor.compact(ctx, p.catalogue.pick(p.opts.Now()))
-		return err
-	})
+	compacted := compactAsync(ctx, p.Store)
 	<-held.reached
 	waitTracked(t, p.Store, 2)
 	cancel()

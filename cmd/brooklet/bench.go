@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/brookletmq/brooklet/client"
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 )
 
 func benchCommand() *cli.Command {
@@ -92,7 +93,7 @@ func newBench(c *cli.Context) (*bench, error) {
 	if b.followers < 0 || b.followers > b.streams {
 		errs = append(errs, fmt.Errorf("--followers is %d: write 0 to the number of --streams, %d", b.followers, b.streams))
 	}
-	if !strings.Contains(b.prefix, "/") {
+	if !ext.IsStream(b.prefix) {
 		errs = append(errs, fmt.Errorf("--prefix is %q: write one with a slash, such as %q, because names of streams have one", b.prefix, b.prefix+"/"))
 	}
 	if total := float64(b.rate) * b.duration.Seconds(); len(errs) == 0 && total < float64(b.recordBytes) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 	"github.com/brookletmq/brooklet/streamstore"
 )
 
@@ -187,7 +188,7 @@ func checkStream(name string) error {
 	err := streamstore.ValidateName(name)
 	switch {
 	case err != nil:
-	case !strings.Contains(name, "/"):
+	case !ext.IsStream(name):
 		err = fmt.Errorf("%q %w: a stream's has a slash, such as users/%s", name, errTopic, name)
 	case strings.HasPrefix(name, "_") || strings.HasPrefix(name, "topics/"):
 		err = fmt.Errorf("%q cannot be a stream: names that begin with _ or topics/ are the broker's own", name)

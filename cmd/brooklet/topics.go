@@ -11,6 +11,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"github.com/urfave/cli/v2"
+
+	"github.com/brookletmq/brooklet/kafkaproto/ext"
 )
 
 func topicsCommand() *cli.Command {
@@ -63,7 +65,7 @@ func listTopics(s *session) error {
 
 // topicNamed is how errors name a topic or stream.
 func topicNamed(name string) string {
-	if strings.Contains(name, "/") {
+	if ext.IsStream(name) {
 		return fmt.Sprintf("stream %q", name)
 	}
 	return fmt.Sprintf("topic %q", name)

@@ -27,10 +27,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
+
+// IsStream tells names of streams from names of topics: a topic's has no slash.
+func IsStream(name string) bool { return strings.IndexByte(name, '/') >= 0 }
 
 // Version of the extensions in this package. It grows when tags are added.
 //
